@@ -1,0 +1,80 @@
+"""One client after the other."""
+
+import time
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedbench.engines import Engine, Job, Trained
+from fedbench.method import Batch, Message, Rows, parameters, stack, tree_map
+from fedbench.net import Params
+from fedbench.trainer import Step, Updater, Work, begin, mean_losses, objective, plan, whole_set
+
+
+@final
+class Loop(Engine):
+    """The plain engine: any model, any method, the reference for every other engine."""
+
+    def train(self, job: Job) -> Trained:
+        """Return the clients' replies."""
+        replies = [_train_client(job, place, client) for place, client in enumerate(job.clients)]
+        kept, uploads, work = zip(*replies, strict=True)
+        return Trained(parameters(stack(kept)), stack(uploads), list(work))
+
+
+def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, Work]:
+    began = time.perf_counter()
+    kept = {name: tensor[place] for name, tensor in job.kept.items()}
+    down = tree_map(lambda tensor: tensor[place], job.down)
+    params = begin(job.method, job.net, kept, down)
+    steps = plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
+    losses: dict[str, list[Tensor]] = {}
+    memory: dict[str, Tensor] = {}
+    phases = job.method.phases(job.net, job.training.epochs)
+    for number, phase in enumerate(phases):
+        names = [name for name in job.net.parameters if phase.trains(name)]
+        updater = Updater(job.training.optimizer, names)
+        epoch = -1
+        for step in (step for step in steps if step.phase == number):
+            if step.epoch != epoch:
+                epoch, memory = step.epoch, job.method.init_memory(job.net)
+            memory = _take_step(job, step, params, names, updater, down, memory, losses)
+        job.probe(f"phase/{phase.name}", client, params)
+    job.probe("trained", client, params)
+    with torch.no_grad():
+        reply = job.method.reply(job.net, params, kept, down, lambda: whole_set(job.data, client), memory)
+    means = mean_losses(
+        job.method, job.net, job.training, steps, {name: torch.stack(values) for name, values in losses.items()}
+    )
+    samples = sum(len(step.samples) for step in steps)
+    return *reply, Work(means, len(steps), samples, time.perf_counter() - began)
+
+
+def _take_step(
+    job: Job,
+    step: Step,
+    params: Params,
+    names: list[str],
+    updater: Updater,
+    down: dict[str, Tensor | Rows],
+    memory: dict[str, Tensor],
+    losses: dict[str, list[Tensor]],
+) -> dict[str, Tensor]:
+    """Take one optimiser step on `params` in place, note its losses, and return the method's memory."""
+    batch = Batch(
+        job.data.x[step.samples],
+        job.data.y[step.samples],
+        torch.ones(len(step.samples), dtype=job.data.x.dtype, device=job.data.x.device),
+    )
+    net = job.net.training(torch.tensor(step.key, device=job.net.device))
+    trained = {name: params[name].requires_grad_() for name in names}
+    goal = objective(job.method, net, params, batch, down)
+    if names:
+        slopes = torch.autograd.grad(goal.mean, list(trained.values()), allow_unused=True, materialize_grads=True)
+        for tensor in trained.values():
+            tensor.requires_grad_(False)
+        updater.update(params, dict(zip(names, slopes, strict=True)))
+    for name, value in {"loss": goal.mean.detach(), **{f"loss/{n}": v for n, v in goal.parts.items()}}.items():
+        losses.setdefault(name, []).append(value)
+    return memory if goal.seen is None else job.method.observe(memory, batch, goal.seen)

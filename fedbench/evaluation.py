@@ -1,0 +1,83 @@
+"""Accuracy and loss of every client on its own samples, from per-example answers."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbench.method import Batch, Message, Method
+from fedbench.net import Net, Params
+from fedbench.samples import Samples
+
+Examples = dict[str, NDArray[Any]]
+"""One client's per-example arrays: `correct/<score>` (bool, the headline first) and `loss`, `loss/<part>` (float64)."""
+
+_CHUNK = 1024
+
+
+def examine(
+    method: Method, net: Net, params: Params, down: Message, data: Samples, index: Tensor, own: Tensor
+) -> Examples:
+    """Return what one client's model answers on the samples `index`, in evaluation mode.
+
+    Beside the method's own scores there is `head_own`, the head's answer among the client's own classes, because
+    choosing among a few classes is an easier task than choosing among all.
+    """
+    chunks: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for part in torch.split(index, _CHUNK):
+            batch = Batch(data.x[part], data.y[part], torch.ones(len(part), dtype=data.x.dtype, device=part.device))
+            for name, values in _answers(method, net, params, down, batch, own):
+                chunks.setdefault(name, []).append(values)
+    return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
+
+
+def _answers(
+    method: Method, net: Net, params: Params, down: Message, batch: Batch, own: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    scores = method.scores(net, params, down, batch.x, own)
+    for name, values in scores.items():
+        yield f"correct/{name}", predict(values) == batch.y
+    if "head" in scores:
+        yield "correct/head_own", predict(torch.where(own, scores["head"], -math.inf)) == batch.y
+    loss = method.loss(net, params, batch, down)
+    for name, values in {"loss": loss.total, **{f"loss/{part}": v for part, v in loss.parts.items()}}.items():
+        yield name, values.expand(len(batch.y)).double()
+
+
+def predict(scores: Tensor) -> Tensor:
+    """Return the class with the highest score (B,), the lowest on ties; -1 where no class has any."""
+    best, answer = scores.max(1)
+    return torch.where(best > -math.inf, answer, -1)
+
+
+def client_metrics(examples: Sequence[Examples]) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics (clients,) of every client's examples: accuracies and mean losses, NaN for an empty set.
+
+    `accuracy` is the method's headline, `accuracy/<score>` each of its scores; `loss` and `loss/<part>` are means.
+    """
+    filled = [client for client in examples if client]
+    if not filled:
+        return {}
+    metrics = {}
+    for name in filled[0]:
+        metrics[name.replace("correct/", "accuracy/")] = np.array([_mean(client.get(name)) for client in examples])
+    headline = next(iter(metrics))
+    return {"accuracy": metrics[headline], **metrics}
+
+
+def summaries(method: Method, examples: Sequence[Examples]) -> Mapping[str, NDArray[np.float64]]:
+    """Return the method's own further metrics (clients,)."""
+    filled = next((client for client in examples if client), None)
+    if filled is None:
+        return {}
+    empty = {name: values[:0] for name, values in filled.items()}
+    return {name: np.array(v) for name, v in method.summaries([client or empty for client in examples]).items()}
+
+
+def _mean(values: NDArray[Any] | None) -> float:
+    return float(values.mean()) if values is not None and len(values) else math.nan

@@ -1,0 +1,458 @@
+"""Rounds: the flow of one federation, from data and a method to an outcome."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedbench import evaluation, keys, samples
+from fedbench.data import Arrays
+from fedbench.engines import Engine, Job, Probe
+from fedbench.engines.loop import Loop
+from fedbench.errors import InputError
+from fedbench.method import Message, Method, Rows, parameters, stack, tree_map
+from fedbench.net import ModelFactory, Net, Params
+from fedbench.partition import Partition
+from fedbench.samples import ClientArrays, Samples
+from fedbench.settings import Training
+from fedbench.wire import Diverged, Wire
+
+__all__ = ["ClientArrays", "Outcome", "Setup", "check_mixture", "run", "simulate"]
+
+FloatTable = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a federation did: a value of numpy arrays only.
+
+    - `metrics`: (rounds, clients) float64 each, NaN where not measured: "test/accuracy" (the method's headline, of the
+      model from which the client would train next), "test/accuracy/<score>", "test/loss", the same under "validation/"
+      where there are such samples and under "local/" (the participant's model right after its local training), and
+      "train/loss".
+    - `traffic`: (rounds, clients) int64 each, see `Wire`; `work`: (rounds, clients): "steps", "samples", "seconds".
+    - `sizes`: (clients,) int64: "train", "validation", "test".
+    - `seconds`: "total", "training" and "evaluation" of the whole run.
+
+    A diverged outcome says where in `message` and keeps the rounds measured before.
+    """
+
+    status: Literal["completed", "diverged"]
+    message: str
+    metrics: FloatTable
+    traffic: dict[str, NDArray[np.int64]]
+    work: FloatTable
+    sizes: dict[str, NDArray[np.int64]]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients with the same architecture."""
+
+    net: Net
+    clients: list[int]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a federation carries from one round to the next; `kept` holds each group's, stacked over its clients."""
+
+    round_number: int
+    server: Message
+    kept: list[Params]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured in one round: arrays (clients,) by name."""
+
+    metrics: FloatTable = field(default_factory=dict)
+    traffic: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    work: FloatTable = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def _no_probe(stage: str, client: int, params: Params) -> None:
+    """Look at nothing."""
+
+
+def _no_watch(uploads: Message, server: Message) -> None:
+    """Look at nothing."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that defines a federation before its first round.
+
+    - `initial`: every client's initial model; the server's comes from client 0's.
+    - `participants`: who takes part, round by round; by default `training.participation` draws them.
+    - `probe`: looks at parameters during training, see `engines.Probe`; also called with ("evaluated", client, params)
+      for the model that is evaluated.
+    - `watch_merge`: looks at the uploads of a round, stacked over its participants, and at the server's new state.
+    """
+
+    method: Method
+    groups: list[Group]
+    data: Samples
+    training: Training
+    seed: int
+    initial: Sequence[Params]
+    engine: Engine
+    participants: Sequence[Sequence[int]] | None = None
+    probe: Probe = _no_probe
+    watch_merge: Callable[[Message, Message], None] = _no_watch
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Names of the tensors that are not trained."""
+        return frozenset(self.groups[0].net.buffers)
+
+
+# --- the two ways in
+
+
+def run(
+    method: Method,
+    models: Sequence[ModelFactory],
+    arrays: Arrays,
+    partition: Partition,
+    training: Training,
+    *,
+    seed: int,
+    device: str = "cpu",
+    on_round: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Train a method on a partition of a data set.
+
+    Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
+    called with (rounds done, rounds in all).  Raises `InputError` if method, models and data do not fit together.
+    """
+    data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
+    setup = _setup(method, models, data, training, seed)
+    return play(setup, on_round)
+
+
+def simulate(
+    method: Method,
+    model: nn.Module | ModelFactory | Sequence[ModelFactory],
+    clients: Sequence[ClientArrays],
+    *,
+    training: Training | None = None,
+    seed: int = 0,
+    classes: int | None = None,
+    initial: Params | Sequence[Params] | None = None,
+    participants: Sequence[Sequence[int]] | None = None,
+    probe: Probe = _no_probe,
+    watch_merge: Callable[[Message, Message], None] = _no_watch,
+    device: str = "cpu",
+    **settings: Any,
+) -> Outcome:
+    """Train a method on arrays, without a suite file: the Python door.
+
+    - `model`: an `nn.Module` with submodules `body` and `head`, whose weights are then everybody's initial model; or a
+      callable (input shape, classes) -> module; or several callables for mixed architectures.
+    - `clients`: each client's arrays; `classes` defaults to the largest label plus one.
+    - `training`, or its fields as keywords: `simulate(FedAvg(), net, clients, rounds=10, batch_size=8)`.
+    - `initial`: one `state_dict` for all clients, or one each.
+    - `participants`: client numbers, round by round; `probe`, `watch_merge`: see `Setup`.
+
+    Raises `InputError` for arrays, models and settings that do not fit together.
+    """
+    training = replace(training or Training(), **settings)
+    data = samples.from_clients(clients, classes, getattr(torch, training.dtype), torch.device(device))
+    if isinstance(model, nn.Module):
+        models: Sequence[ModelFactory] = [_copies(model)]
+    else:
+        models = [model] if callable(model) else list(model)
+    setup = _setup(method, models, data, training, seed)
+    if initial is not None:
+        given = [initial] * data.clients if isinstance(initial, Mapping) else list(initial)
+        setup = replace(setup, initial=[_fitted(setup, number, params) for number, params in enumerate(given)])
+    return play(replace(setup, participants=participants, probe=probe, watch_merge=watch_merge))
+
+
+def _copies(model: nn.Module) -> ModelFactory:
+    import copy
+
+    return lambda shape, classes: copy.deepcopy(model)
+
+
+def _fitted(setup: Setup, number: int, params: Params) -> Params:
+    """Return given initial parameters of one client in the federation's dtype; they must fit its model."""
+    net = next(group.net for group in setup.groups if number in group.clients)
+    found = {name: tuple(tensor.shape) for name, tensor in params.items()}
+    if found != net.shapes:
+        wrong = sorted(set(found.items()) ^ set(net.shapes.items()))
+        raise InputError(f"initial: tensors do not fit the model of client {number}: {wrong}")
+    return {n: params[n].to(net.device, net.dtype if params[n].is_floating_point() else None) for n in net.shapes}
+
+
+def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
+    nets = [_net(model, data, training) for model in models]
+    blocks = np.array_split(np.arange(data.clients), len(nets))
+    groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True) if len(block)]
+    for net in nets:
+        method.check(net)
+    check_mixture(method, [group.net for group in groups])
+    of_client = [group.net for group in groups for _ in group.clients]
+    draws = [0 if training.init == "common" else number for number in range(data.clients)]
+    initial = [net.init(keys.derive(seed, "client", draw)) for net, draw in zip(of_client, draws, strict=True)]
+    return Setup(method, groups, data, training, seed, initial, Loop())
+
+
+def _net(model: ModelFactory, data: Samples, training: Training) -> Net:
+    net = Net(model, data.shape, data.classes, data.x.dtype, data.x.device)
+    return net.keep_private(frozenset(net.buffers)) if training.batch_norm == "local" else net
+
+
+def check_mixture(method: Method, nets: Sequence[Net]) -> None:
+    """Raise `InputError` if what the method shares has other shapes in one architecture than in another."""
+    sent = [_shapes(method.init_server(net, net.init(0), len(nets) * 64, 0)) for net in nets]
+    for number, shapes in enumerate(sent[1:], 1):
+        for name in sorted(set(sent[0]) | set(shapes)):
+            here, there = sent[0].get(name, "missing"), shapes.get(name, "missing")
+            if here != there:
+                raise InputError(
+                    f"{type(method).__name__} cannot mix these architectures: "
+                    f"'{name.removeprefix('centre/')}' is {here} in model 0 and {there} in model {number}"
+                )
+
+
+def _shapes(message: Message) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(e.values.shape if isinstance(e, Rows) else e.shape) for n, e in message.items()}
+
+
+# --- rounds
+
+
+def play(setup: Setup, on_round: Callable[[int, int], None] | None = None) -> Outcome:
+    """Return the outcome of all rounds; divergence ends them early."""
+    began = time.perf_counter()
+    records: list[Record] = []
+    status: Literal["completed", "diverged"] = "completed"
+    message = ""
+    try:
+        for record in rounds(setup, first_state(setup)):
+            records.append(record[1])
+            if on_round:
+                on_round(len(records), setup.training.rounds)
+    except Diverged as divergence:
+        status, message = "diverged", f"round {len(records) + 1}: {divergence}"
+    return _outcome(setup, records, status, message, time.perf_counter() - began)
+
+
+def first_state(setup: Setup) -> State:
+    """Return the state before round 1."""
+    net = setup.groups[0].net
+    server = setup.method.init_server(net, setup.initial[0], setup.data.clients, keys.derive(setup.seed, "server"))
+    kept = [
+        parameters(stack([setup.method.init_client(group.net, setup.initial[client]) for client in group.clients]))
+        for group in setup.groups
+    ]
+    return State(0, server, kept)
+
+
+def rounds(setup: Setup, state: State) -> Iterator[tuple[State, Record]]:
+    """Play the rounds that are left after a state, and give each one's state and record."""
+    wire = Wire(setup.data.clients, setup.buffers)
+    while state.round_number < setup.training.rounds:
+        state, record = play_round(setup, state, wire)
+        yield state, record
+
+
+def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
+    """Return the state after one more round, and what was measured."""
+    number = state.round_number + 1
+    measured = number % setup.training.evaluate_every == 0 or number == setup.training.rounds
+    chosen = participants(setup, number)
+    local = _LocalExaminer(setup) if measured else None
+    began = time.perf_counter()
+    kept = list(state.kept)
+    uploads: list[Message] = []
+    work: dict[int, Any] = {}
+    for place, group in enumerate(setup.groups):
+        clients = [client for client in group.clients if client in chosen]
+        if not clients:
+            continue
+        down = wire.carry("down", clients, stack([setup.method.send(state.server, client) for client in clients]))
+        rows = torch.tensor([group.clients.index(client) for client in clients], device=group.net.device)
+        probe = local.watch(group.net, down, clients, setup.probe) if local else setup.probe
+        job = Job(
+            setup.method,
+            group.net,
+            setup.data,
+            setup.training,
+            setup.seed,
+            number,
+            clients,
+            {name: tensor[rows] for name, tensor in kept[place].items()},
+            down,
+            probe,
+        )
+        trained = setup.engine.train(job)
+        kept[place] = {name: kept[place][name].index_copy(0, rows, t) for name, t in trained.kept.items()}
+        uploads.append(wire.carry("up", clients, trained.uploads))
+        work |= dict(zip(clients, trained.work, strict=True))
+    _check_losses(work)
+    server = _merge(setup, state.server, uploads, chosen)
+    state = State(number, server, kept)
+    return state, _record(setup, state, wire, work, local, began)
+
+
+def participants(setup: Setup, round_number: int) -> list[int]:
+    """Return the clients of a round, ascending; clients without training samples never take part."""
+    if setup.participants is not None:
+        chosen = sorted(setup.participants[round_number - 1])
+    else:
+        count = max(1, round(setup.training.participation * setup.data.clients))
+        order = keys.permutation(keys.derive(setup.seed, "participants", round_number), setup.data.clients)
+        chosen = sorted(order[:count].tolist())
+    return [client for client in chosen if len(setup.data.train[client])]
+
+
+def _merge(setup: Setup, server: Message, uploads: list[Message], chosen: list[int]) -> Message:
+    """Return the server's state after the round; a round without participants changes nothing."""
+    if not uploads:
+        return server
+    device = setup.data.x.device
+    sizes = torch.tensor([len(setup.data.train[client]) for client in chosen], dtype=setup.data.x.dtype, device=device)
+    with torch.no_grad():
+        joined = _joined(uploads)
+        merged = setup.method.merge(setup.groups[0].net, server, joined, torch.tensor(chosen, device=device), sizes)
+    setup.watch_merge(joined, merged)
+    return merged
+
+
+def _joined(uploads: list[Message]) -> Message:
+    """Return the groups' uploads as one, along the clients."""
+    joined: dict[str, Tensor | Rows] = {}
+    for name in uploads[0]:
+        entries: list[Any] = [upload[name] for upload in uploads]
+        if isinstance(entries[0], Rows):
+            joined[name] = Rows(torch.cat([e.values for e in entries]), torch.cat([e.present for e in entries]))
+        else:
+            joined[name] = torch.cat(entries)
+    return joined
+
+
+def _check_losses(work: Mapping[int, Any]) -> None:
+    for client, done in work.items():
+        bad = [name for name, value in done.losses.items() if not np.isfinite(value)]
+        if bad:
+            raise Diverged(f"client {client}'s training {bad[0]} is {done.losses[bad[0]]}")
+
+
+# --- measuring
+
+
+class _LocalExaminer:
+    """Examines participants on their test samples right after local training, before anything is merged."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self.examples: list[evaluation.Examples] = [{} for _ in range(setup.data.clients)]
+        self.seconds = 0.0
+
+    def watch(self, net: Net, down: Message, clients: list[int], probe: Probe) -> Probe:
+        """Return a probe that also examines."""
+
+        def examine(stage: str, client: int, params: Params) -> None:
+            probe(stage, client, params)
+            if stage == "trained":
+                began = time.perf_counter()
+                mine = tree_map(lambda tensor: tensor[clients.index(client)], down)
+                self.examples[client] = _examine(self._setup, net, params, mine, client, self._setup.data.test)
+                self.seconds += time.perf_counter() - began
+
+        return examine
+
+
+def _examine(
+    setup: Setup, net: Net, params: Params, down: Message, client: int, split: Sequence[Tensor]
+) -> evaluation.Examples:
+    own = setup.data.own[client]
+    return evaluation.examine(setup.method, net, params, down, setup.data, split[client], own)
+
+
+def _record(
+    setup: Setup, state: State, wire: Wire, work: Mapping[int, Any], local: _LocalExaminer | None, began: float
+) -> Record:
+    clients = setup.data.clients
+    losses = sorted({name for done in work.values() for name in done.losses})
+    metrics = {f"train/{n}": _spread({c: d.losses.get(n, np.nan) for c, d in work.items()}, clients) for n in losses}
+    done = {
+        name: _spread({c: float(getattr(d, name)) for c, d in work.items()}, clients, missing=0.0)
+        for name in ("steps", "samples", "seconds")
+    }
+    trained = time.perf_counter()
+    if local:
+        metrics |= evaluate(setup, state, wire)
+        metrics |= {f"local/{name}": values for name, values in evaluation.client_metrics(local.examples).items()}
+    evaluating = time.perf_counter() - trained + (local.seconds if local else 0.0)
+    training = trained - began - (local.seconds if local else 0.0)
+    return Record(metrics, wire.take(), done, {"training": training, "evaluation": evaluating})
+
+
+def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
+    """Return the metrics (clients,) of the models from which the clients would train next.
+
+    What that takes to download is counted apart.  All clients are evaluated, also those that did not take part.
+    """
+    splits = {"test": setup.data.test, "validation": setup.data.validation}
+    examples: dict[str, list[evaluation.Examples]] = {name: [] for name in splits}
+    for group, kept in zip(setup.groups, state.kept, strict=True):
+        for place, client in enumerate(group.clients):
+            sent = stack([setup.method.send(state.server, client)])
+            down = tree_map(lambda tensor: tensor[0], wire.carry("evaluation", [client], sent))
+            mine = {name: tensor[place] for name, tensor in kept.items()}
+            params = setup.method.start(group.net, mine, down)
+            setup.probe("evaluated", client, params)
+            for name, split in splits.items():
+                examples[name].append(_examine(setup, group.net, params, down, client, split))
+    metrics = {
+        f"{split}/{name}": values
+        for split, clients in examples.items()
+        for name, values in {
+            **evaluation.client_metrics(clients),
+            **evaluation.summaries(setup.method, clients),
+        }.items()
+    }
+    loss = metrics.get("test/loss", np.zeros(0))
+    sizes = np.array([len(index) for index in setup.data.test])
+    if not np.isfinite(loss[sizes[: len(loss)] > 0]).all():
+        raise Diverged(f"the test loss is not finite for client {int(np.argmax(~np.isfinite(loss)))}")
+    return metrics
+
+
+def _spread(values: Mapping[int, float], clients: int, missing: float = np.nan) -> NDArray[np.float64]:
+    spread = np.full(clients, missing)
+    spread[list(values)] = list(values.values())
+    return spread
+
+
+def _outcome(
+    setup: Setup, records: list[Record], status: Literal["completed", "diverged"], message: str, total: float
+) -> Outcome:
+    clients = setup.data.clients
+    metrics = {
+        name: np.stack([record.metrics.get(name, np.full(clients, np.nan)) for record in records])
+        for name in sorted({name for record in records for name in record.metrics})
+    }
+    traffic = {n: np.stack([record.traffic[n] for record in records]) for n in (records[0].traffic if records else ())}
+    work = {n: np.stack([record.work[n] for record in records]) for n in (records[0].work if records else ())}
+    sizes = {
+        name: np.array([len(index) for index in split], np.int64)
+        for name, split in (
+            ("train", setup.data.train),
+            ("validation", setup.data.validation),
+            ("test", setup.data.test),
+        )
+    }
+    seconds = {name: sum(record.seconds[name] for record in records) for name in ("training", "evaluation")}
+    return Outcome(status, message, metrics, traffic, work, sizes, {"total": total, **seconds})

@@ -1,0 +1,150 @@
+"""All samples of a federation in one place on the device, and who holds which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbench.data import Arrays
+from fedbench.errors import InputError
+from fedbench.partition import Partition
+
+
+class ClientArrays(NamedTuple):
+    """One client's data for `simulate`: inputs (N, ...) of any real dtype and labels (N,); validation is optional."""
+
+    x_train: NDArray[np.generic]
+    y_train: NDArray[np.integer]
+    x_test: NDArray[np.generic]
+    y_test: NDArray[np.integer]
+    x_validation: NDArray[np.generic] | None = None
+    y_validation: NDArray[np.integer] | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A pool of inputs (N, *shape), ready for the model, and labels (N,), with every client's indices into it.
+
+    - `train`, `validation`, `test`: one int64 index tensor per client.
+    - `own`: (clients, classes) bool, the classes in each client's training set.
+    - `augment`: training augmentation; `fill`: (channels,) the value of a black pixel after normalising.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    train: list[Tensor]
+    validation: list[Tensor]
+    test: list[Tensor]
+    own: Tensor
+    augment: str = "none"
+    fill: Tensor | None = None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.train)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+
+def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device: torch.device) -> Samples:
+    """Return a data set under a partition: only the samples that somebody holds, normalised once."""
+    test_in_train = partition.card["test_pool"] == "train"
+    train_used = [*partition.train, *partition.validation, *(partition.test if test_in_train else ())]
+    test_used = [] if test_in_train else list(partition.test)
+    kept_train, kept_test = _union(train_used), _union(test_used)
+    x = (
+        np.concatenate([arrays.x_train[kept_train], arrays.x_test[kept_test]])
+        if len(kept_test)
+        else arrays.x_train[kept_train]
+    )
+    y = np.concatenate([arrays.y_train[kept_train], arrays.y_test[kept_test]])
+
+    def places(indices: Sequence[NDArray[np.int64]], kept: NDArray[np.int64], offset: int) -> list[Tensor]:
+        return [torch.from_numpy(np.searchsorted(kept, index) + offset).to(device) for index in indices]
+
+    test = (
+        places(partition.test, kept_train, 0) if test_in_train else places(partition.test, kept_test, len(kept_train))
+    )
+    mean, std = (torch.tensor(v, dtype=dtype) for v in (arrays.mean, arrays.std))
+    return _pooled(
+        _normalised(torch.from_numpy(x), mean, std, dtype).to(device),
+        torch.from_numpy(y).to(device),
+        arrays.classes,
+        places(partition.train, kept_train, 0),
+        places(partition.validation, kept_train, 0),
+        test,
+        augment=arrays.augment,
+        fill=(-mean / std).to(device),
+    )
+
+
+def from_clients(
+    clients: Sequence[ClientArrays], classes: int | None, dtype: torch.dtype, device: torch.device
+) -> Samples:
+    """Return the pool of arrays given client by client; raises `InputError` for arrays that do not fit together."""
+    if not clients:
+        raise InputError("clients: the list is empty")
+    xs: list[NDArray[np.generic]] = []
+    ys: list[NDArray[np.integer]] = []
+    places: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
+    offset = 0
+    for number, client in enumerate(clients):
+        for split in ("train", "validation", "test"):
+            x, y = getattr(client, f"x_{split}"), getattr(client, f"y_{split}")
+            x, y = (
+                (client.x_train[:0], client.y_train[:0]) if x is None or y is None else (np.asarray(x), np.asarray(y))
+            )
+            if len(x) != len(y) or x.shape[1:] != clients[0].x_train.shape[1:]:
+                raise InputError(
+                    f"client {number}: x_{split} {x.shape} and y_{split} {y.shape} do not fit together or with client 0"
+                )
+            xs.append(x)
+            ys.append(y)
+            places[split].append(torch.arange(offset, offset + len(x), device=device))
+            offset += len(x)
+    x_all = torch.from_numpy(np.concatenate(xs)).to(device, dtype)
+    y_all = torch.from_numpy(np.concatenate(ys).astype(np.int64)).to(device)
+    found = int(y_all.max()) + 1
+    if int(y_all.min()) < 0 or found > (classes or found):
+        raise InputError(
+            f"clients: labels run from {int(y_all.min())} to {found - 1}, outside 0 to {(classes or found) - 1}"
+        )
+    if not bool(x_all.isfinite().all()):
+        raise InputError("clients: inputs hold NaN or infinite values")
+    return _pooled(x_all, y_all, classes or found, places["train"], places["validation"], places["test"])
+
+
+def _pooled(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    train: list[Tensor],
+    validation: list[Tensor],
+    test: list[Tensor],
+    augment: str = "none",
+    fill: Tensor | None = None,
+) -> Samples:
+    own = torch.zeros(len(train), classes, dtype=torch.bool, device=x.device)
+    for number, index in enumerate(train):
+        own[number, y[index]] = True
+    return Samples(x, y, classes, train, validation, test, own, augment, fill)
+
+
+def _union(indices: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.unique(np.concatenate(indices)) if indices else np.empty(0, np.int64)
+
+
+def _normalised(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (x - mean) / std per channel (dimension 1), of x / 255 where x holds bytes."""
+    values = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
+    per_channel = (len(mean), *(1 for _ in values.shape[2:])) if values.dim() > 1 else (len(mean),)
+    return (values - mean.view(per_channel)) / std.view(per_channel)

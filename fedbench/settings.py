@@ -1,0 +1,54 @@
+"""How every method of a comparison is trained: plain values, without torch, checked when they are made.
+
+The constraints stand on the fields as `annotated_types` marks, so that pydantic checks the same rules in a suite file.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+OptimizerName = Literal["sgd", "adam"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One client's optimiser; its state starts afresh in every round and every phase.
+
+    `weight_decay` acts on every trained parameter, except that `weight_decay_bias`, when given, acts on those whose
+    name contains "bias" (the FedRep authors decay weights only).  Adam uses torch's default betas and epsilon.
+    """
+
+    name: OptimizerName = "sgd"
+    lr: Annotated[float, Gt(0)] = 0.01
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.5
+    nesterov: bool = False
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    weight_decay_bias: Annotated[float, Ge(0)] | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """The rounds and the local training that all methods share.
+
+    - `last_batch`: what happens to a batch shorter than `batch_size`: it is kept, dropped (the FedProto code), or
+      dropped only if it has a single sample.  A client whose samples make no batch at all trains on one batch of all
+      of them.
+    - `init`: every client starts from one common model, or each from its own draw (the FedProto code; what a method
+      shares is common from the first round either way).
+    - `batch_norm`: running statistics travel with the parameters a method shares, or stay with each client.
+    - `participation`: fraction of the clients drawn, without replacement, in every round (at least one).
+    - `evaluate_every`: rounds between evaluations; the last round is always evaluated.
+    """
+
+    rounds: Annotated[int, Ge(1)] = 100
+    epochs: Annotated[int, Ge(1)] = 1
+    batch_size: Annotated[int, Ge(1)] = 8
+    last_batch: Literal["keep", "drop", "drop_single"] = "keep"
+    shuffle: bool = True
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    participation: Annotated[float, Gt(0), Le(1)] = 1.0
+    init: Literal["common", "per_client"] = "per_client"
+    batch_norm: Literal["average", "local"] = "average"
+    evaluate_every: Annotated[int, Ge(1)] = 1
+    dtype: Literal["float32", "float64"] = "float32"

@@ -1,0 +1,84 @@
+"""The one channel between server and clients: what passes here is counted, and nothing else passes."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbench.method import Message, Rows
+
+Direction = Literal["up", "down", "evaluation"]
+_INDEX_BYTES = 4  # a row's label travels as a 32-bit integer
+
+
+class Diverged(Exception):
+    """A tensor or a loss is no longer finite: an outcome of the cell, not a fault."""
+
+
+class Wire:
+    """Carries messages and counts, per round and client, what each direction took.
+
+    - `scalars`, `bytes`: of trainable tensors and tables, rows not present left out; bytes by the tensors' dtypes.
+    - `index_bytes`: labels of the rows sent, at four bytes each.
+    - `buffers`, `buffer_bytes`: scalars and bytes of batch norm's running statistics.
+
+    The direction `evaluation` is the download that evaluating after a round takes, and is part of neither other.
+    """
+
+    def __init__(self, clients: int, buffers: frozenset[str]) -> None:
+        self._clients, self._buffers = clients, buffers
+        self._counts: dict[str, NDArray[np.int64]] = {}
+        self.take()
+
+    def carry(self, direction: Direction, clients: Sequence[int], message: Message) -> dict[str, Tensor | Rows]:
+        """Return a message as the other side receives it: detached, rows not present blanked.
+
+        The message is stacked over `clients`, so every tensor has that leading length.  Raises `Diverged` for an upload
+        that is not finite.
+        """
+        received: dict[str, Tensor | Rows] = {}
+        for name, entry in message.items():
+            if isinstance(entry, Rows):
+                values, present = entry.values.detach(), entry.present.detach()
+                keep = present.view(*present.shape, *(1 for _ in values.shape[2:]))
+                clean = torch.where(keep, values, torch.zeros_like(values))
+                self._count_rows(direction, clients, clean, present)
+                received[name] = Rows(clean, present)
+            else:
+                clean = entry.detach()
+                self._count_tensor(direction, clients, name, clean)
+                received[name] = clean
+            if direction == "up" and clean.is_floating_point() and not bool(clean.isfinite().all()):
+                finite = clean.isfinite().flatten(1).all(1).tolist()
+                raise Diverged(f"client {clients[finite.index(False)]} sent '{name}' with values that are not finite")
+        return received
+
+    def take(self) -> dict[str, NDArray[np.int64]]:
+        """Return the counts since the last call, (clients,) each under names such as "up/scalars", and start afresh."""
+        counts = self._counts
+        kinds = ("scalars", "bytes", "index_bytes", "buffers", "buffer_bytes")
+        self._counts = {
+            f"{direction}/{kind}": np.zeros(self._clients, np.int64)
+            for direction in ("up", "down", "evaluation")
+            for kind in kinds
+        }
+        return counts
+
+    def _count_tensor(self, direction: Direction, clients: Sequence[int], name: str, tensor: Tensor) -> None:
+        scalars = tensor[0].numel()
+        kind, kind_bytes = ("buffers", "buffer_bytes") if name in self._buffers else ("scalars", "bytes")
+        self._add(f"{direction}/{kind}", clients, scalars)
+        self._add(f"{direction}/{kind_bytes}", clients, scalars * tensor.element_size())
+
+    def _count_rows(self, direction: Direction, clients: Sequence[int], values: Tensor, present: Tensor) -> None:
+        rows = present.sum(1).cpu().numpy()
+        scalars = rows * values[0, 0].numel()
+        self._add(f"{direction}/scalars", clients, scalars)
+        self._add(f"{direction}/bytes", clients, scalars * values.element_size())
+        self._add(f"{direction}/index_bytes", clients, rows * _INDEX_BYTES)
+
+    def _add(self, name: str, clients: Sequence[int], amount: int | NDArray[np.int64]) -> None:
+        self._counts[name][list(clients)] += amount
