@@ -1,0 +1,371 @@
+"""Cells: one method × data set × partition × seed each, every setting resolved, known by the hash of its recipe."""
+
+import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from fedbench import options, plugins
+from fedbench.config import Suite, read_value
+from fedbench.errors import InputError, unknown
+from fedbench.settings import Training
+
+if TYPE_CHECKING:
+    from fedbench.data import Arrays, DataSource
+    from fedbench.federation import Outcome
+    from fedbench.partition import Partition, Partitioner
+
+PROTOCOL = 1
+"""Raised when the same recipe gives other numbers than before, so that old results are not taken for new ones."""
+
+Scalar = str | int | float | bool | None
+
+_AXES = ("dataset", "model", "partition", "training")
+_NO_ROW_AXES = tuple(key for key in plugins.ROW_KEYS if key != "preset")
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One run of one method.
+
+    - `label`: its row in tables; not hashed, so the same work under two labels has one key.
+    - `recipe`: plain JSON values, all that the numbers depend on: protocol, dataset {name, options, content},
+      partition {name, options, seed, and content if read from a file}, models [{name, options}] (several: contiguous
+      blocks of clients), training, method {name, options, revision}, seed.  A plugin in a file is named
+      Class@<sha256 of the file>.
+    - `specs`: such a name -> how the suite wrote it; not hashed.
+    """
+
+    suite: str
+    label: str
+    recipe: Mapping[str, Any]
+    specs: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """The first 16 hexadecimal digits of the recipe's sha256."""
+        return _hash(self.recipe)
+
+    @cached_property
+    def partition_key(self) -> str:
+        """The same of what the partition depends on."""
+        return _hash({name: self.recipe[name] for name in ("protocol", "dataset", "partition")})
+
+    def facts(self) -> dict[str, Scalar]:
+        """Return the cell's settings under flat names: for `--only`, tables, and MLflow.
+
+        `method` is the label and `algorithm` the plugin; partition options and training settings stand under their own
+        names (`n`, `rounds`, `optimizer.lr`), other options behind what they belong to (`method.mu`, `model.channels`:
+        where mixed models differ, their values joined by "/").
+        """
+        recipe = self.recipe
+        models = recipe["models"]
+        facts: dict[str, Scalar] = {
+            "method": self.label,
+            "algorithm": recipe["method"]["name"],
+            "dataset": recipe["dataset"]["name"],
+            "model": models[0]["name"] if len(models) == 1 else "mixed",
+            "partition": recipe["partition"]["name"],
+            "partition_seed": recipe["partition"]["seed"],
+            "seed": recipe["seed"],
+        }
+        facts |= _flat(recipe["partition"]["options"])
+        facts |= _flat(recipe["training"])
+        facts |= _flat(recipe["method"]["options"], "method.")
+        facts |= _flat(recipe["dataset"]["options"], "dataset.")
+        columns = [_flat(model["options"], "model.") for model in models]
+        for name in dict.fromkeys(itertools.chain(*columns)):
+            values = [column.get(name) for column in columns]
+            same = all(value == values[0] for value in values)
+            facts[name] = values[0] if same else "/".join(map(_text, values))
+        return facts
+
+
+def expand(suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> list[Cell]:
+    """Return all cells of a suite, the rows of one comparison next to each other.
+
+    `fingerprint` gives the content hash of a data set {name, options}; see `fingerprints`.  InputError names the place
+    in the suite for a plugin or an option that is wrong, and says so if there are no cells.
+    """
+    cells: dict[tuple[str, str], Cell] = {}
+    maker = _Maker(suite, fingerprint)
+    for where, part in suite.parts():
+        if not part["methods"]:
+            raise InputError(f"{where}: no cells, since `methods` names none")
+        for path in part.get("grid", {}):
+            if path.partition(".")[0] not in _AXES:
+                raise InputError(
+                    f"{where}: grid: cannot vary '{path}', only {', '.join(_AXES)} and their options (partition.n); "
+                    "hyperparameters are varied in a row's own grid"
+                )
+        for point in _points(part):
+            for cell in maker.cells(point, where):
+                # Two experiments may ask for the same cell: it is one.
+                cells.setdefault((cell.label, cell.key), cell)
+    return list(cells.values())
+
+
+def fingerprints(base: Path, root: Path) -> Callable[[Mapping[str, Any]], str]:
+    """Return the `fingerprint` that `expand` wants, for data under `root` and plugin paths from `base`."""
+
+    def fingerprint(dataset: Mapping[str, Any]) -> str:
+        from fedbench import data
+
+        return data.fingerprint(plugins.build("datasets", dataset["name"], dataset["options"], base, "dataset"), root)
+
+    return fingerprint
+
+
+def select(cells: Sequence[Cell], only: str) -> list[Cell]:
+    """Return the cells of which all the facts in "method=fedproto,n=3" are true.
+
+    A fact that comes more than once may have any of its values; `lam` is short for `method.lam`, and a row's label
+    also means what its grid makes of it.  InputError if there is no such fact, or no such cell.
+    """
+    facts = [cell.facts() for cell in cells]
+    wanted: dict[str, list[str]] = {}
+    for item in only.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise InputError(f"--only {only}: write fact=value, as in method=fedproto,n=3")
+        wanted.setdefault(_fact_name(name, facts, only), []).append(value)
+    for name, values in wanted.items():
+        for value in values:
+            if not any(_is(name, row, value) for row in facts):
+                there = dict.fromkeys(_text(row[name]) for row in facts if name in row)
+                raise InputError(f"--only {only}: {unknown(name, value, there)}")
+    chosen = [
+        cell
+        for cell, row in zip(cells, facts, strict=True)
+        if all(any(_is(name, row, value) for value in values) for name, values in wanted.items())
+    ]
+    if not chosen:
+        raise InputError(f"--only {only}: no cell has all of this at once")
+    return chosen
+
+
+def run_cell(
+    cell: Cell,
+    arrays: "Arrays",
+    partition: "Partition",
+    *,
+    device: str = "cpu",
+    base: Path | None = None,
+    on_round: Callable[[int, int], None] | None = None,
+) -> "Outcome":
+    """Train and evaluate one cell; `on_round` is called with the rounds done and the rounds there are.
+
+    InputError if a plugin's file is no longer what the recipe says, or model, data and method do not fit.
+    """
+    from fedbench import federation
+
+    method = _build("methods", cell, cell.recipe["method"], base)
+    models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
+    training = options.make(Training, cell.recipe["training"], "training")
+    return federation.run(
+        method, models, arrays, partition, training, seed=cell.recipe["seed"], device=device, on_round=on_round
+    )
+
+
+def source(cell: Cell, base: Path | None = None) -> "DataSource":
+    """Return a cell's data set, not yet loaded."""
+    made: DataSource = _build("datasets", cell, cell.recipe["dataset"], base)
+    return made
+
+
+def draw_partition(cell: Cell, arrays: "Arrays", base: Path | None = None) -> "Partition":
+    """Draw a cell's partition; InputError if the data do not suffice."""
+    from fedbench import partition
+
+    recipe = cell.recipe["partition"]
+    partitioner: Partitioner = options.make(partition.PARTITIONERS[recipe["name"]], recipe["options"], "partition")
+    return partition.draw(partitioner, arrays, recipe["seed"], base or Path())
+
+
+class _Maker:
+    """Makes the cells of one point of a suite; what several points share is resolved once."""
+
+    def __init__(self, suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> None:
+        self.suite = suite
+        self.fingerprint = fingerprint
+        self.specs: dict[str, str] = {}
+        self.contents: dict[str, str] = {}
+
+    def cells(self, part: Mapping[str, Any], where: str) -> Iterator[Cell]:
+        """Yield the cells of one experiment without a grid."""
+        shared = {"protocol": PROTOCOL, "dataset": self._dataset(part, where)}
+        partition = self._partition(part, where)
+        rows = [made for label, row in part["methods"].items() for made in self._rows(label, row, part, where)]
+        for partition_seed, seed in itertools.product(self.suite.partition_seeds, self.suite.seeds):
+            for label, row in rows:
+                recipe = {**shared, "partition": {**partition, "seed": partition_seed}, **row, "seed": seed}
+                used = [recipe["dataset"], recipe["method"], *recipe["models"]]
+                specs = {one["name"]: self.specs[one["name"]] for one in used if one["name"] in self.specs}
+                yield Cell(self.suite.name, label, recipe, specs)
+
+    def _plugin(self, kind: plugins.Kind, spec: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        cls = plugins.load(kind, spec, self.suite.base, where)
+        resolved = options.resolve(cls, given, where)
+        name = plugins.identity(spec, self.suite.base)
+        if name != spec:
+            self.specs[name] = spec
+        return {"name": name, "options": resolved}
+
+    def _dataset(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
+        spec, given = _choice(part, "dataset", where)
+        recipe = self._plugin("datasets", spec, given, f"{where}: dataset")
+        asked = {"name": spec, "options": recipe["options"]}
+        key = _canonical(asked)
+        if key not in self.contents:
+            self.contents[key] = self.fingerprint(asked)
+        return {**recipe, "content": self.contents[key]}
+
+    def _partition(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
+        from fedbench.partition import PARTITIONERS, content
+
+        name, given = _choice(part, "partition", where)
+        if name not in PARTITIONERS:
+            raise InputError(f"{where}: partition: {unknown('partition', name, PARTITIONERS)}")
+        kind, place = PARTITIONERS[name], f"{where}: partition"
+        recipe = {"name": name, "options": options.resolve(kind, given, place)}
+        file = content(options.make(kind, given, place), self.suite.base)
+        return recipe if file is None else {**recipe, "content": file}
+
+    def _rows(
+        self, label: str, row: Mapping[str, Any], part: Mapping[str, Any], where: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        place = f"{where}: methods.{label}"
+        for path in row.get("grid", {}):
+            if path in _NO_ROW_AXES or ("." in path and not path.startswith("training.")):
+                raise InputError(
+                    f"{place}.grid: cannot vary '{path}', only hyperparameters, preset and training.<setting>"
+                )
+        for point in _points({"training": {}, **row}):
+            varied = " ".join(f"{path.rpartition('.')[2]}={_text(_at(point, path))}" for path in row.get("grid", {}))
+            training = options.merge(part.get("training", {}), point["training"])
+            yield (
+                f"{label} ({varied})" if varied else label,
+                {
+                    "models": self._models(point, part, where),
+                    "training": options.resolve(Training, training, f"{place}.training"),
+                    "method": self._method(label, point, place),
+                },
+            )
+
+    def _models(self, row: Mapping[str, Any], part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+        if row.get("models", "single") == "single":
+            return [self._plugin("models", *_choice(part, "model", where), f"{where}: model")]
+        mixed = part.get("mixed", [])
+        if not mixed:
+            raise InputError(f"{where}: mixed: is missing, though a row says `models: mixed`")
+        places = [f"{where}: mixed.{number}" for number in range(len(mixed))]
+        return [
+            self._plugin("models", *_choice({"model": model}, "model", place), place)
+            for model, place in zip(mixed, places, strict=True)
+        ]
+
+    def _method(self, label: str, row: Mapping[str, Any], place: str) -> dict[str, Any]:
+        spec = row.get("method") or label
+        cls = plugins.load("methods", spec, self.suite.base, place)
+        given = {name: value for name, value in row.items() if name not in plugins.ROW_KEYS}
+        preset = row.get("preset")
+        if preset is not None:
+            if preset not in cls.presets:
+                raise InputError(f"{place}.preset: {unknown('preset', str(preset), cls.presets)}")
+            given = {**cls.presets[preset], **given}
+        return {**self._plugin("methods", spec, given, place), "revision": cls.revision}
+
+
+def _points(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a suite's part or row once for every combination of values in its grid, which is left out."""
+    grid: Mapping[str, list[Any]] = part.get("grid", {})
+    for values in itertools.product(*grid.values()):
+        point = copy.deepcopy({name: value for name, value in part.items() if name != "grid"})
+        for path, value in zip(grid, values, strict=True):
+            _put(point, path, value)
+        yield point
+
+
+def _put(part: dict[str, Any], path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for name in above:
+        if isinstance(part.get(name), str):  # a choice by its name alone
+            part[name] = {"name": part[name]}
+        part = part.setdefault(name, {})
+    part[last] = value
+
+
+def _at(part: Any, path: str) -> Any:
+    for name in path.split("."):
+        part = part[name]
+    return part
+
+
+def _choice(part: Mapping[str, Any], key: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a data set, model or partition."""
+    choice = part.get(key)
+    if isinstance(choice, str):  # a grid's value
+        return choice, {}
+    if not choice or not isinstance(choice.get("name"), str):
+        raise InputError(f"{where}: {key}: is missing" + (" its name" if choice else ""))
+    return choice["name"], {name: value for name, value in choice.items() if name != "name"}
+
+
+def _build(kind: plugins.Kind, cell: Cell, recipe: Mapping[str, Any], base: Path | None) -> Any:
+    name = recipe["name"]
+    spec = cell.specs.get(name, name)
+    if plugins.identity(spec, base) != name:
+        raise InputError(f"{spec}: the file has changed since the cells were made; run the suite again")
+    return plugins.build(kind, spec, recipe["options"], base, spec)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:16]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    flat: dict[str, Scalar] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _fact_name(name: str, facts: Sequence[Mapping[str, Scalar]], only: str) -> str:
+    """Return the full name of a fact."""
+    known = dict.fromkeys(itertools.chain(*facts))
+    if name in known:
+        return name
+    meant = [full for full in known if full.endswith(f".{name}")]
+    if len(meant) > 1:
+        raise InputError(f"--only {only}: '{name}' may be {' or '.join(meant)}")
+    if not meant:
+        raise InputError(f"--only {only}: {unknown('fact', name, known)}")
+    return meant[0]
+
+
+def _is(name: str, facts: Mapping[str, Scalar], value: str) -> bool:
+    """Return whether a fact has a value, written as in YAML."""
+    if name not in facts:
+        return False
+    fact = facts[name]
+    if _text(fact) == value or (name == "method" and str(fact).startswith(f"{value} (")):
+        return True
+    meant = read_value(value, "--only")
+    return meant == fact and isinstance(meant, bool) == isinstance(fact, bool)
