@@ -25,8 +25,10 @@ def examine(
     """Return what one client's model answers on the samples `index`, in evaluation mode.
 
     Beside the method's own scores there is `head_own`, the head's answer among the client's own classes, because
-    choosing among a few classes is an easier task than choosing among all.
+    choosing among a few classes is an easier task than choosing among all.  Without samples there is nothing.
     """
+    if not len(index):
+        return {}
     chunks: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for part in torch.split(index, _CHUNK):

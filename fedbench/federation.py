@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +17,10 @@ from fedbench.engines.loop import Loop
 from fedbench.errors import InputError
 from fedbench.method import Message, Method, Rows, parameters, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
+from fedbench.options import make
 from fedbench.partition import Partition
 from fedbench.samples import ClientArrays, Samples
-from fedbench.settings import Training
+from fedbench.settings import Optimizer, Training
 from fedbench.wire import Diverged, Wire
 
 __all__ = ["ClientArrays", "Outcome", "Setup", "check_mixture", "run", "simulate"]
@@ -164,7 +165,7 @@ def simulate(
 
     Raises `InputError` for arrays, models and settings that do not fit together.
     """
-    training = replace(training or Training(), **settings)
+    training = _checked_training(training or Training(), settings)
     data = samples.from_clients(clients, classes, getattr(torch, training.dtype), torch.device(device))
     if isinstance(model, nn.Module):
         models: Sequence[ModelFactory] = [_copies(model)]
@@ -173,8 +174,28 @@ def simulate(
     setup = _setup(method, models, data, training, seed)
     if initial is not None:
         given = [initial] * data.clients if isinstance(initial, Mapping) else list(initial)
+        if len(given) != data.clients:
+            raise InputError(f"initial: {len(given)} states for {data.clients} clients")
         setup = replace(setup, initial=[_fitted(setup, number, params) for number, params in enumerate(given)])
+    if participants is not None:
+        _check_participants(participants, training.rounds, data.clients)
     return play(replace(setup, participants=participants, probe=probe, watch_merge=watch_merge))
+
+
+def _checked_training(training: Training, settings: Mapping[str, Any]) -> Training:
+    """Return the settings with some replaced, held to the same rules as in a suite file."""
+    plain = {name: asdict(value) if isinstance(value, Optimizer) else value for name, value in settings.items()}
+    return make(Training, {**asdict(training), **plain}, "simulate")
+
+
+def _check_participants(participants: Sequence[Sequence[int]], rounds: int, clients: int) -> None:
+    if len(participants) < rounds:
+        raise InputError(f"participants: {len(participants)} lists for {rounds} rounds")
+    for number, chosen in enumerate(participants, 1):
+        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(clients)):
+            raise InputError(
+                f"participants: round {number} has {list(chosen)}; want different clients from 0 to {clients - 1}"
+            )
 
 
 def _copies(model: nn.Module) -> ModelFactory:
@@ -194,12 +215,14 @@ def _fitted(setup: Setup, number: int, params: Params) -> Params:
 
 
 def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
+    if not 1 <= len(models) <= data.clients:
+        raise InputError(f"model: {len(models)} architectures for {data.clients} clients")
     nets = [_net(model, data, training) for model in models]
     blocks = np.array_split(np.arange(data.clients), len(nets))
-    groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True) if len(block)]
+    groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True)]
     for net in nets:
         method.check(net)
-    check_mixture(method, [group.net for group in groups])
+    check_mixture(method, nets, data.clients)
     of_client = [group.net for group in groups for _ in group.clients]
     draws = [0 if training.init == "common" else number for number in range(data.clients)]
     initial = [net.init(keys.derive(seed, "client", draw)) for net, draw in zip(of_client, draws, strict=True)]
@@ -211,9 +234,9 @@ def _net(model: ModelFactory, data: Samples, training: Training) -> Net:
     return net.keep_private(frozenset(net.buffers)) if training.batch_norm == "local" else net
 
 
-def check_mixture(method: Method, nets: Sequence[Net]) -> None:
+def check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
     """Raise `InputError` if what the method shares has other shapes in one architecture than in another."""
-    sent = [_shapes(method.init_server(net, net.init(0), len(nets) * 64, 0)) for net in nets]
+    sent = [_shapes(method.init_server(net, net.init(0), clients, 0)) for net in nets]
     for number, shapes in enumerate(sent[1:], 1):
         for name in sorted(set(sent[0]) | set(shapes)):
             here, there = sent[0].get(name, "missing"), shapes.get(name, "missing")

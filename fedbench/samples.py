@@ -103,7 +103,7 @@ def from_clients(
             x, y = (
                 (client.x_train[:0], client.y_train[:0]) if x is None or y is None else (np.asarray(x), np.asarray(y))
             )
-            if len(x) != len(y) or x.shape[1:] != clients[0].x_train.shape[1:]:
+            if y.shape != x.shape[:1] or x.shape[1:] != clients[0].x_train.shape[1:]:
                 raise InputError(
                     f"client {number}: x_{split} {x.shape} and y_{split} {y.shape} do not fit together or with client 0"
                 )
