@@ -188,6 +188,7 @@ def draw_partition(cell: Cell, arrays: "Arrays", base: Path | None = None) -> "P
     return partition.draw(partitioner, arrays, recipe["seed"], base or Path())
 
 
+@final
 class _Maker:
     """Makes the cells of one point of a suite; what several points share is resolved once."""
 

@@ -399,6 +399,7 @@ def _drop_axes(part: dict[str, Any], place: Sequence[str], where: str) -> None:
 # --- YAML
 
 
+@final
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the plain values of JSON and no surprises.
 

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def test_names_are_listed_without_importing_anything(tmp_path: Path, monkeypatch
     assert {"net", "cnn_mnist"} <= set(plugins.names("models"))
     assert "mnist_mini" in plugins.names("datasets")
     assert plugins.names("methods") == sorted(plugins.names("methods"))
+
+
+def test_suites_and_names_need_no_heavy_library() -> None:
+    code = """
+import sys
+from fedbench import cells, config, plugins
+config.load("quickstart"), config.schema(), plugins.names("methods")
+print({"torch", "mlflow", "optuna", "pandas", "matplotlib"} & set(sys.modules))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "set()\n"
 
 
 def test_everything_that_comes_with_fedbench_loads() -> None:
