@@ -93,8 +93,8 @@ def _load(kind: Kind, spec: str, base: Path | None) -> type[Any]:
 
 
 @cache
-def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, set[str]]:  # noqa: ARG001 (`path` renews the cache)
-    """Return name -> "module:Class" of everybody who registered it."""
+def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, set[str]]:
+    """Return name -> "module:Class" of everybody who registered it; another `path` is looked through anew."""
     found: dict[str, set[str]] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, set()).add(entry.value)
