@@ -1,0 +1,312 @@
+"""The comparison as data: rows, columns and formatted numbers, made once and written by every format.
+
+All text here is plain: whoever renders it escapes it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedbench.config import Suite
+from fedbench.errors import unknown
+from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
+from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
+from fedbench.results import Results, higher_is_better
+
+CONTROL = "local"
+"""The algorithm that every other has to beat: everybody trains alone."""
+
+FLAG = "†"
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row in one column, over its pairs of partition and run seed; NaN where there is no number.
+
+    - `mean`, `std`, `pooled`, `worst`: of `Summary`, averaged over the pairs that have one.
+    - `spread`: sample deviation (ddof 1) of the means over clients from pair to pair; NaN for a single one.
+    - `rounds`, `up_scalars`, `steps`, `seconds`: of `Costs`, averaged over the pairs that completed.
+    - `done`, `planned`: pairs.  `trouble` says what became of the others.
+    - `beats_control`: whether it is better than the control, on average over the pairs that both have; None if it is
+      the control, or there is no such pair.
+    """
+
+    mean: float
+    std: float
+    pooled: float
+    worst: float
+    spread: float
+    rounds: float
+    up_scalars: float
+    steps: float
+    seconds: float
+    done: int
+    planned: int
+    trouble: str
+    beats_control: bool | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row's label and its entries, one per column; None where the suite has no such cell."""
+
+    label: str
+    entries: tuple[Entry | None, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one setting; `title` says which, and is empty if there is only one."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Formatted cells under their headings; the first `texts` columns are text, the others numbers."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: int = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report says.
+
+    - `blocks`: the numbers; `tables`: the same, formatted.
+    - `reading`: how to read the tables; `notes`: what to know about these ones; a sentence each.
+    - `rows`: what each row is; `partitions`: what the clients hold.
+    - `provenance`: pairs of a word and a text.
+    """
+
+    title: str
+    description: str
+    metric: str
+    blocks: tuple[Block, ...]
+    tables: tuple[Table, ...]
+    reading: tuple[str, ...]
+    notes: tuple[str, ...]
+    rows: Table
+    partitions: Table
+    provenance: tuple[tuple[str, str], ...]
+
+
+def compare(results: Results, suite: Suite) -> Comparison:
+    """Return the comparison of a suite's cells; nothing but the two arguments enters.
+
+    InputError if none of the finished cells has measured the suite's metric.
+    """
+    known = results.metrics()
+    if known and suite.metric not in known:
+        raise unknown("metric", suite.metric, known)
+    members = [Member(result, suite.metric) for result in results.cells]
+    layout = arrange(members)
+    blocks = tuple(_block(layout, title, block) for title, block in grouped(members, layout.title).items())
+    rows = row_settings(members, layout)
+    partitions = partition_rows(members, layout, results.cards)
+    return Comparison(
+        title=suite.name,
+        description=suite.description,
+        metric=suite.metric,
+        blocks=blocks,
+        tables=tuple(table for block in blocks for table in _tables(block, suite.metric)),
+        reading=_reading(suite.metric),
+        notes=_notes(members, layout),
+        rows=Table("Rows", ("row", "algorithm", "settings"), tuple(rows), texts=3),
+        partitions=Table("Partitions", PARTITION_HEAD, tuple(partitions)),
+        provenance=tuple(provenance(results, suite, members)),
+    )
+
+
+# --- numbers
+
+
+def _block(layout: Layout, title: str, members: Sequence[Member]) -> Block:
+    columns = list(grouped(members, layout.heading))
+    rows = grouped(members, lambda member: member.label)
+    controls = [row for row in rows.values() if _is_control(row[0])]
+
+    def entries(row: Sequence[Member]) -> Iterable[Entry | None]:
+        places = grouped(row, layout.heading)
+        control = grouped(_control(row[0], controls), layout.heading)
+        return (_entry(places[c], control.get(c, [])) if c in places else None for c in columns)
+
+    return Block(title, tuple(columns), tuple(Row(label, tuple(entries(row))) for label, row in rows.items()))
+
+
+def _is_control(member: Member) -> bool:
+    return member.facts["algorithm"] == CONTROL
+
+
+def _control(member: Member, controls: Sequence[Sequence[Member]]) -> Sequence[Member]:
+    """Return the control of a member's row: if there are several, the first with the same models."""
+    models = member.result.cell.recipe["models"]
+    same = (row for row in controls if row[0].result.cell.recipe["models"] == models)
+    return next(same, controls[0] if controls else [])
+
+
+def _entry(members: Sequence[Member], control: Sequence[Member]) -> Entry:
+    found = [member.summary for member in members if member.summary]
+    spent = [member.costs for member in members if member.costs]
+    means = [summary.mean for summary in found]
+    return Entry(
+        mean=_mean(means),
+        std=_mean(summary.std for summary in found),
+        pooled=_mean(summary.pooled for summary in found),
+        worst=_mean(summary.worst for summary in found),
+        spread=_deviation(means),
+        rounds=_mean(costs.rounds for costs in spent),
+        up_scalars=_mean(costs.up_scalars for costs in spent),
+        steps=_mean(costs.steps for costs in spent),
+        seconds=_mean(costs.seconds for costs in spent),
+        done=len(found),
+        planned=len(members),
+        trouble=_troubles(members),
+        beats_control=None if _is_control(members[0]) else _beats(members, control),
+    )
+
+
+def _beats(members: Sequence[Member], control: Sequence[Member]) -> bool | None:
+    other = {member.seeds: member.summary.mean for member in control if member.summary}
+    gains = [m.summary.mean - other[m.seeds] for m in members if m.summary and m.seeds in other]
+    if not gains:
+        return None
+    return _mean(gains) > 0 if higher_is_better(members[0].metric) else _mean(gains) < 0
+
+
+def _troubles(members: Sequence[Member]) -> str:
+    kinds = grouped((member for member in members if member.trouble), lambda member: member.trouble)
+    said = []
+    for kind, troubled in kinds.items():
+        rounds = sorted({member.result.diverged_in for member in troubled if member.result.diverged_in})
+        where = f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}" if rounds else ""
+        said.append(kind + where)
+    return "; ".join(said)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+# --- formatted
+
+_FURTHER = ("pooled", "worst client", "rounds", "up ×10³", "client-steps", "seconds")
+
+
+def _tables(block: Block, metric: str) -> list[Table]:
+    """Return a block as in the paper, rows × columns, with what else there is to say beside it or in a second table."""
+    name = metric + (" (%)" if _percent(metric) else "")
+    if len(block.columns) == 1:
+        title = ", ".join(text for text in (block.title, block.columns[0]) if text)
+        rows = [(row.label, *_formatted(row.entries[0], metric)) for row in block.rows]
+        return [Table(title, ("row", name, "± seeds", *_FURTHER), tuple(rows))]
+    title = f"{name}: {block.title}" if block.title else name
+    spread = (text for column in block.columns for text in (column, "± seeds"))
+    main = [(row.label, *_side_by_side([_formatted(entry, metric) for entry in row.entries])) for row in block.rows]
+    further = [
+        (row.label, column, *_formatted(entry, metric)[2:])
+        for row in block.rows
+        for column, entry in zip(block.columns, row.entries, strict=True)
+        if entry and entry.done
+    ]
+    return [
+        Table(title, ("row", *spread, "rounds", "up ×10³"), tuple(main)),
+        Table(f"{title}: further numbers", ("row", "column", *_FURTHER), tuple(further), texts=2),
+    ]
+
+
+def _side_by_side(entries: Sequence[Sequence[str]]) -> list[str]:
+    """Return headline and spread of each column, and rounds and scalars: once if they are the same in all columns."""
+    texts = [text for entry in entries for text in entry[:2]]
+    for place in (4, 5):
+        costs = [entry[place] for entry in entries]
+        different = {cost for cost in costs if cost}
+        texts.append(" / ".join(cost or _NOTHING for cost in costs) if len(different) > 1 else "".join(different))
+    return texts
+
+
+def _formatted(entry: Entry | None, metric: str) -> list[str]:
+    """Return headline, spread over seeds and what `_FURTHER` names, as text."""
+    if entry is None:
+        return [_NOTHING, "", *("" for _ in _FURTHER)]
+    return [
+        _headline(entry, metric),
+        _number(entry.spread, metric),
+        _number(entry.pooled, metric),
+        _number(entry.worst, metric),
+        _plain(entry.rounds, 0 if entry.rounds.is_integer() else 1),
+        _plain(entry.up_scalars / 1000, 2),
+        _plain(entry.steps, 0),
+        _plain(entry.seconds, 1),
+    ]
+
+
+def _headline(entry: Entry, metric: str) -> str:
+    if not entry.done:
+        return entry.trouble
+    flag = FLAG if entry.beats_control is False else ""
+    few = f" ({entry.done} of {entry.planned}; {entry.trouble})" if entry.trouble else ""
+    return f"{_number(entry.mean, metric)} ± {_number(entry.std, metric)}{flag}{few}"
+
+
+def _percent(metric: str) -> bool:
+    return "accuracy" in metric.split("/")
+
+
+def _number(value: float, metric: str) -> str:
+    return _plain(100 * value, 2) if _percent(metric) else _plain(value, 4)
+
+
+def _plain(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+# --- words
+
+
+def _reading(metric: str) -> tuple[str, ...]:
+    worst = "lowest" if higher_is_better(metric) else "highest"
+    return (
+        f"a ± b: mean and standard deviation of {metric} over clients, every client counting the same, in the last "
+        "evaluated round (never the best one), averaged over the pairs of partition seed and run seed.",
+        "± seeds: standard deviation of that mean from pair to pair; blank for a single pair.",
+        f"pooled: mean over samples instead of clients; worst client: the {worst} of all.",
+        "up ×10³: scalars that all clients together upload per round, in thousands; client-steps: optimiser steps of "
+        "all clients in all rounds; seconds: of the whole run.",
+        f"{FLAG}: not better than the control, {CONTROL}, where everybody trains alone.",
+    )
+
+
+def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
+    notes = []
+    if not any(_is_control(member) for member in members):
+        notes.append(f"No row is the control ({CONTROL}), so none is marked {FLAG}.")
+    notes += [
+        f"{_whose(member, layout)}: {member.summary.left_out} of {member.summary.clients} clients have no value (no "
+        "samples to measure on) and are left out of means."
+        for member in members
+        if member.summary and member.summary.left_out
+    ]
+    for member in members:
+        if member.trouble:
+            why = member.result.message.removeprefix(f"round {member.result.diverged_in}: ")
+            said = ": ".join(part for part in (_troubles([member]), why) if part)
+            notes.append(f"{_whose(member, layout)}: {said}.")
+    return tuple(notes)
+
+
+def _whose(member: Member, layout: Layout) -> str:
+    return ", ".join([member.label, *(fact(name, member.facts) for name in (*layout.implied, *SEEDS))])
