@@ -36,8 +36,8 @@ class Cell:
 
     - `label`: its row in tables; not hashed, so the same work under two labels has one key.
     - `recipe`: plain JSON values, all that the numbers depend on: protocol, dataset {name, options, content},
-      partition {name, options, seed, and content if read from a file}, models [{name, options}] (several: contiguous
-      blocks of clients), training, method {name, options, revision}, seed.  A plugin in a file is named
+      partition {name, options, seed, and content if read from a file}, models [{name, options, and the same}] (several:
+      contiguous blocks of clients), training, method {name, options, revision}, seed.  A plugin in a file is named
       Class@<sha256 of the file>.
     - `specs`: such a name -> how the suite wrote it; not hashed.
     """
@@ -216,7 +216,9 @@ class _Maker:
         name = plugins.identity(spec, self.suite.base)
         if name != spec:
             self.specs[name] = spec
-        return {"name": name, "options": resolved}
+        recipe = {"name": name, "options": resolved}
+        content = plugins.located(spec, resolved, self.suite.base, where)[1] if kind == "models" else None
+        return recipe if content is None else {**recipe, "content": content}
 
     def _dataset(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
         spec, given = _choice(part, "dataset", where)
@@ -323,7 +325,12 @@ def _build(kind: plugins.Kind, cell: Cell, recipe: Mapping[str, Any], base: Path
     spec = cell.specs.get(name, name)
     if plugins.identity(spec, base) != name:
         raise InputError(f"{spec}: the file has changed since the cells were made; run the suite again")
-    return plugins.build(kind, spec, recipe["options"], base, spec)
+    given = recipe["options"]
+    if kind == "models":
+        given, content = plugins.located(spec, given, base, spec)
+        if content != recipe.get("content"):
+            raise InputError(f"{spec}: the file it reads has changed since the cells were made; run the suite again")
+    return plugins.build(kind, spec, given, base, spec)
 
 
 def _canonical(value: Any) -> str:
