@@ -151,7 +151,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 def text(value: object) -> str:
     """Return a plain value as a suite would have it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def fact(name: str, facts: Mapping[str, Scalar]) -> str:
