@@ -48,7 +48,7 @@ def plan(
 def _batches(order: Tensor, training: Training) -> Sequence[Tensor]:
     """Return the batches of an epoch; a client too small for any trains on one batch of all it has."""
     batches = torch.split(order, training.batch_size)
-    shortest = {"keep": 1, "drop": training.batch_size, "drop_single": 2}[training.last_batch]
+    shortest = {"keep": 1, "drop": training.batch_size, "drop_single": min(2, training.batch_size)}[training.last_batch]
     kept = batches if len(batches[-1]) >= shortest else batches[:-1]
     return kept or batches
 
