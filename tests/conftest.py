@@ -1,0 +1,78 @@
+"""A complete little suite on disk, which runs in about a second."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fedbench.cells import Cell, expand, fingerprints
+from fedbench.config import load
+
+TROUBLE = '''
+import os, time
+from dataclasses import dataclass
+from fedbench.averaging import Averaging
+
+
+@dataclass(frozen=True)
+class Trouble(Averaging):
+    """FedAvg that, before it sends in round 1, waits, raises or dies."""
+
+    what: str = "nothing"
+    seconds: float = 0.0
+
+    def shares(self, net, name):
+        return True
+
+    def init_server(self, net, initial, clients, seed):
+        time.sleep(self.seconds)
+        if self.what == "raise":
+            raise RuntimeError("two lines\\nof trouble")
+        if self.what == "die":
+            os._exit(9)
+        return super().init_server(net, initial, clients, seed)
+'''
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A suite file, the folder of its data and one for its runs."""
+
+    file: Path
+    data: Path
+    out: Path
+
+    def change(self, **keys: Any) -> None:
+        """Give keys of the suite file other values."""
+        suite = yaml.safe_load(self.file.read_text())
+        self.file.write_text(yaml.safe_dump(suite | keys, sort_keys=False))
+
+    def cells(self) -> list[Cell]:
+        """Return the suite's cells."""
+        suite = load(self.file)
+        return expand(suite, fingerprints(suite.base, self.data))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tiny:
+    """Three methods on four clients with 40 samples of 6 numbers in 3 classes between them."""
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = (rng.normal(size=(120, 6)) + y[:, None]).astype(np.float32)
+    data = tmp_path / "data"
+    data.mkdir()
+    np.savez(data / "blobs.npz", allow_pickle=False, x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+    file = tmp_path / "tiny.yaml"
+    suite = {
+        "dataset": {"name": "arrays", "path": "blobs.npz"},
+        "model": {"name": "mlp", "hidden": [8]},
+        "partition": {"name": "iid", "clients": 4},
+        "training": {"rounds": 3, "batch_size": 4},
+        "methods": {"local": {}, "fedavg": {}, "fedproto": {}},
+    }
+    file.write_text(yaml.safe_dump(suite, sort_keys=False))
+    (tmp_path / "trouble.py").write_text(TROUBLE)
+    return Tiny(file, data, tmp_path / "runs")
