@@ -1,0 +1,244 @@
+"""Where cells run: in this process or in worker processes, chosen by name, with the same numbers from each.
+
+An executor takes jobs and yields a result for each as it finishes, in any order.  A worker only computes: it returns
+what came out, and whoever drives the executor writes it down.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from multiprocessing import connection, get_context, resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedbench import __version__, cells, data
+from fedbench.cells import Cell
+from fedbench.errors import InputError
+from fedbench.options import one_line
+from fedbench.store import CellError, Record
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from fedbench.data import Arrays
+    from fedbench.partition import Partition
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to run, with its partition."""
+
+    cell: Cell
+    partition: "Partition"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all jobs share: the data folder, the folder that plugin paths start from, the device, threads per cell."""
+
+    data: Path
+    base: Path
+    device: str = "cpu"
+    workers: int = 1
+    threads: int = 1
+
+
+OnRound = Callable[[Cell, int, int], None]
+"""Called with a cell, the rounds it has done and the rounds it will do."""
+
+
+Results = Generator[Record | CellError, None, None]
+
+
+class Executor(Protocol):
+    """Runs jobs `setting.workers` at a time; closing the iterator gives up the cells under way."""
+
+    def __call__(self, jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+        """Yield each job's result as it finishes; an exception inside a cell is that cell's result."""
+        ...
+
+
+def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+    """Run the jobs one after the other in this process."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(setting.threads)
+    try:
+        for job in jobs:
+            yield _attempt(job, setting, on_round)
+    finally:
+        torch.set_num_threads(before)
+
+
+def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+    """Run the jobs in spawned processes; one that dies costs its cell an error, and another takes its place."""
+    waiting = deque(jobs)
+    busy: dict[Connection[Any, Any], tuple[BaseProcess, Cell]] = {}
+
+    def assign(pipe: "Connection[Any, Any]", process: "BaseProcess") -> None:
+        job = waiting.popleft()
+        busy[pipe] = (process, job.cell)
+        with suppress(BrokenPipeError):  # a worker that is dead already shows as the end of its pipe, below
+            pipe.send(job)
+
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < setting.workers:
+                assign(*_hire(setting))
+            ready = set(connection.wait(list(busy)))
+            for pipe in [pipe for pipe in busy if pipe in ready]:
+                process, cell = busy[pipe]
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    message = CellError(cell, f"its process died (exit code {process.exitcode})", "", input=False)
+                if isinstance(message, tuple):
+                    on_round(cell, *message)
+                    continue
+                del busy[pipe]
+                if waiting and process.is_alive():  # before the yield: it computes on while the driver writes
+                    assign(pipe, process)
+                else:
+                    pipe.close()
+                yield message
+    finally:
+        for process, _ in busy.values():
+            process.kill()
+        for process, _ in busy.values():
+            process.join()
+
+
+EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes}
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_device(device: str) -> None:
+    """Raise InputError if torch does not know the device or this machine does not have it."""
+    if device == "cpu":  # without importing torch
+        return
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        found += ["mps"] * torch.backends.mps.is_available()
+        raise InputError(f"--device {device}: not on this machine, which has {', '.join(found)}") from None
+
+
+_ARRAYS: "dict[str, Arrays]" = {}
+
+
+def load_arrays(cell: Cell, setting: Setting) -> "Arrays":
+    """Return the cell's data set, decoded once for the cells that share it and follow each other."""
+    key = json.dumps([cell.recipe["dataset"], str(setting.data)])
+    if key not in _ARRAYS:
+        _ARRAYS.clear()  # a worker holds one data set at a time
+        _ARRAYS[key] = data.load(cells.source(cell, setting.base), setting.data)
+    return _ARRAYS[key]
+
+
+def _hire(setting: Setting) -> tuple["Connection[Any, Any]", "BaseProcess"]:
+    # Workers are born with SIGINT blocked: Ctrl-C is the driver's, who ends them.  The tracker that multiprocessing
+    # starts beside the first process would unblock it again, so it goes first.
+    resource_tracker.ensure_running()
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, setting), daemon=True)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    theirs.close()  # so that the worker's death closes the last one
+    return ours, process
+
+
+def _work(pipe: "Connection[Any, Any]", setting: Setting) -> None:
+    import torch
+
+    torch.set_num_threads(setting.threads)
+    with suppress(EOFError, BrokenPipeError):  # the driver is done with us, or dead
+        while True:
+            job = pipe.recv()
+            pipe.send(_attempt(job, setting, lambda _, done, total: pipe.send((done, total))))
+
+
+def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellError:
+    cell = job.cell
+    begin, clock = datetime.now(UTC), time.perf_counter()
+    try:
+        outcome = cells.run_cell(
+            cell,
+            load_arrays(cell, setting),
+            job.partition,
+            device=setting.device,
+            base=setting.base,
+            on_round=lambda done, total: on_round(cell, done, total),
+        )
+    except Exception as error:
+        bad = isinstance(error, InputError)
+        return CellError(cell, str(error) if bad else one_line(error), traceback.format_exc(), bad)
+    made = {
+        **_machine(setting.device),
+        "device": setting.device,
+        "threads": setting.threads,
+        "partition": job.partition.hash,
+        "started": begin.isoformat(timespec="microseconds"),
+        "seconds": time.perf_counter() - clock,
+    }
+    return Record(cell, outcome, made)
+
+
+@cache
+def _machine(device: str) -> dict[str, Any]:
+    """Return what numbers and times may depend on besides the recipe."""
+    import torch
+
+    made = {
+        "fedbench": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "system": platform.platform(),
+        "host": platform.node(),
+        "cpu": _cpu(),
+    }
+    return {**made, "gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else made
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this code is in, with "-dirty" if it was changed; None outside of one."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
+        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()

@@ -1,0 +1,230 @@
+"""The executors: the same numbers from each, and what happens to a cell that raises or whose process dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.cells import Cell, draw_partition
+from fedbench.errors import InputError
+from fedbench.executors import EXECUTORS, Job, Setting, check_device, inline, load_arrays, processes, usable_cores
+from fedbench.federation import Outcome
+from fedbench.store import CellError, Record
+
+if TYPE_CHECKING:
+    from tests.conftest import Tiny
+
+
+def setting(tiny: "Tiny", workers: int = 2) -> Setting:
+    return Setting(tiny.data, tiny.file.parent, workers=workers)
+
+
+def jobs(tiny: "Tiny", cells: Sequence[Cell] | None = None) -> list[Job]:
+    cells = tiny.cells() if cells is None else cells
+    return [Job(cell, draw_partition(cell, load_arrays(cell, setting(tiny)))) for cell in cells]
+
+
+def ignore(cell: Cell, done: int, total: int) -> None:
+    pass
+
+
+def numbers(outcome: Outcome) -> dict[str, bytes]:
+    """Return everything in an outcome but the clock's readings."""
+    return {
+        f"{table}/{name}": array.tobytes()
+        for table in ("metrics", "traffic", "work", "sizes")
+        for name, array in getattr(outcome, table).items()
+        if name != "seconds"
+    }
+
+
+def run(tiny: "Tiny", executor: str, workers: int, todo: list[Job]) -> dict[str, dict[str, bytes]]:
+    found = {}
+    for result in EXECUTORS[executor](todo, setting(tiny, workers), ignore):
+        assert isinstance(result, Record), result
+        found[result.cell.key] = numbers(result.outcome)
+    return found
+
+
+def test_order_company_and_executor_change_no_number(tiny: "Tiny") -> None:
+    todo = jobs(tiny)
+    one = run(tiny, "inline", 1, todo)
+    assert len(one) == 3
+    assert len({tuple(sorted(found.items())) for found in one.values()}) == 3
+    assert run(tiny, "inline", 1, todo[::-1]) == one
+    assert run(tiny, "inline", 1, todo[1:2]).items() <= one.items()
+    assert run(tiny, "processes", 1, todo) == one
+    assert run(tiny, "processes", 2, todo[::-1]) == one
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: "Tiny", executor: str) -> None:
+    (todo,) = jobs(tiny, tiny.cells()[1:2])
+    seen: list[tuple[str, int, int]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        (result,) = EXECUTORS[executor](
+            [todo], setting(tiny), lambda cell, done, total: seen.append((cell.key, done, total))
+        )
+        assert torch.get_num_threads() == 2  # as it was
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [(todo.cell.key, done, 3) for done in (1, 2, 3)]
+    assert isinstance(result, Record)
+    made = result.provenance
+    assert made["partition"] == todo.partition.hash
+    assert (made["device"], made["threads"], made["torch"]) == ("cpu", 1, torch.__version__)
+    assert made["seconds"] > 0
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_an_exception_is_the_end_of_its_cell_only(tiny: "Tiny", executor: str) -> None:
+    rows: dict[str, dict[str, object]] = {
+        "bad": {"method": "./trouble.py:Trouble", "what": "raise"},
+        "wrong": {"method": "fedper", "personal": ["nowhere"]},
+        "local": {},
+    }
+    tiny.change(methods=rows)
+    results = list(EXECUTORS[executor](jobs(tiny), setting(tiny), ignore))
+    bad, wrong, good = (next(r for r in results if r.cell.label == label) for label in rows)
+    assert isinstance(good, Record)
+    assert isinstance(bad, CellError)
+    assert (bad.line, bad.input) == ("RuntimeError: two lines of trouble", False)
+    assert "trouble.py" in bad.trace
+    assert isinstance(wrong, CellError)
+    assert wrong.input
+    assert "nowhere" in wrong.line
+
+
+def test_a_worker_that_dies_costs_its_cell_only(tiny: "Tiny") -> None:
+    rows: dict[str, object] = {
+        f"die{number}": {"method": "./trouble.py:Trouble", "what": "die", "seconds": number / 100}
+        for number in range(2)
+    }
+    tiny.change(methods={**rows, "local": {}, "fedavg": {}})
+    results = {result.cell.label: result for result in processes(jobs(tiny), setting(tiny), ignore)}
+    for label in rows:
+        died = results[label]
+        assert isinstance(died, CellError)
+        assert died.line == "its process died (exit code 9)"
+    assert isinstance(results["local"], Record)
+    assert isinstance(results["fedavg"], Record)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child) for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    ]
+
+
+def _slow(tiny: "Tiny") -> None:
+    tiny.change(
+        methods={f"slow{n}": {"method": "./trouble.py:Trouble", "seconds": 60.0 + n} for n in range(2)} | {"local": {}}
+    )
+
+
+def test_closing_ends_the_workers(tiny: "Tiny") -> None:
+    _slow(tiny)
+    results = processes(jobs(tiny)[::-1], setting(tiny), ignore)
+    assert next(results).cell.label == "local"
+    before = _children(os.getpid())
+    assert len(before) >= 2
+    began = time.monotonic()
+    results.close()
+    assert time.monotonic() - began < 10
+    assert not _still_working(before)
+
+
+def _still_working(pids: list[int]) -> list[str]:
+    found = []
+    for pid in pids:
+        with_arguments = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+        if "spawn_main" in with_arguments:
+            found.append(with_arguments)
+    return found
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from fedbench.cells import draw_partition, expand, fingerprints
+from fedbench.config import load
+from fedbench.executors import Job, Setting, load_arrays, processes
+
+if __name__ == "__main__":
+    suite, data = load(sys.argv[1]), Path(sys.argv[2])
+    setting = Setting(data, suite.base, workers=2)
+    cells = expand(suite, fingerprints(suite.base, data))
+    jobs = [Job(cell, draw_partition(cell, load_arrays(cell, setting))) for cell in cells]
+    for result in processes(jobs, setting, lambda cell, done, total: print(done, flush=True)):
+        print(result, flush=True)
+"""
+
+
+def test_workers_follow_a_killed_driver_and_leave_ctrl_c_to_it(tiny: "Tiny") -> None:
+    tiny.change(training={"rounds": 100_000, "batch_size": 4, "evaluate_every": 1000})
+    script = tiny.file.parent / "driver.py"
+    script.write_text(DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(tiny.file), str(tiny.data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "1\n"
+    while len(workers := [pid for pid in _children(driver.pid) if _still_working([pid])]) < 2:
+        time.sleep(0.05)
+    for pid in workers:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert len(_still_working(workers)) == 2
+    driver.kill()
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    _, stderr = driver.communicate(timeout=10)
+    assert stderr == ""
+
+
+def test_devices() -> None:
+    check_device("cpu")
+    absent = f"cuda:{torch.cuda.device_count()}"
+    for device in (absent, "nonsense"):
+        with pytest.raises(InputError, match=f"--device {device}: not on this machine, which has cpu"):
+            check_device(device)
+
+
+def test_usable_cores_follow_the_affinity() -> None:
+    assert usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_arrays_are_decoded_once_for_cells_that_share_them(tiny: "Tiny") -> None:
+    first, second, _ = tiny.cells()
+    assert load_arrays(first, setting(tiny)) is load_arrays(second, setting(tiny))
+    np.testing.assert_equal(len(load_arrays(first, setting(tiny)).x_train), 90)
+
+
+def test_inline_runs_lazily(tiny: "Tiny") -> None:
+    seen: list[int] = []
+    results = inline(jobs(tiny), setting(tiny), lambda cell, done, total: seen.append(done))
+    next(results)
+    assert seen == [1, 2, 3]  # nothing of the second cell
