@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedbench import evaluation, keys, samples
 from fedbench.data import Arrays
-from fedbench.engines import Engine, Job, Probe
-from fedbench.engines.loop import Loop
+from fedbench.engines import Engine, Job, Probe, choice
+from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
 from fedbench.method import Message, Method, Rows, parameters, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
@@ -127,6 +127,8 @@ def run(
     *,
     seed: int,
     device: str = "cpu",
+    engine: EngineName = "auto",
+    threads: int = 1,
     on_round: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Train a method on a partition of a data set.
@@ -136,7 +138,7 @@ def run(
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = _setup(method, models, data, training, seed)
-    return play(setup, on_round)
+    return play(replace(setup, engine=choice.engine(engine, data.x.device, threads)), on_round)
 
 
 def simulate(
@@ -152,6 +154,8 @@ def simulate(
     probe: Probe = _no_probe,
     watch_merge: Callable[[Message, Message], None] = _no_watch,
     device: str = "cpu",
+    engine: EngineName = "auto",
+    threads: int = 1,
     **settings: Any,
 ) -> Outcome:
     """Train a method on arrays, without a suite file: the Python door.
@@ -162,6 +166,7 @@ def simulate(
     - `training`, or its fields as keywords: `simulate(FedAvg(), net, clients, rounds=10, batch_size=8)`.
     - `initial`: one `state_dict` for all clients, or one each.
     - `participants`: client numbers, round by round; `probe`, `watch_merge`: see `Setup`.
+    - `engine`, `threads`: how the clients are computed; the numbers are the same.
 
     Raises `InputError` for arrays, models and settings that do not fit together.
     """
@@ -179,7 +184,8 @@ def simulate(
         setup = replace(setup, initial=[_fitted(setup, number, params) for number, params in enumerate(given)])
     if participants is not None:
         _check_participants(participants, training.rounds, data.clients)
-    return play(replace(setup, participants=participants, probe=probe, watch_merge=watch_merge))
+    chosen = choice.engine(engine, data.x.device, threads)
+    return play(replace(setup, engine=chosen, participants=participants, probe=probe, watch_merge=watch_merge))
 
 
 def _checked_training(training: Training, settings: Mapping[str, Any]) -> Training:
@@ -226,7 +232,7 @@ def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, traini
     of_client = [group.net for group in groups for _ in group.clients]
     draws = [0 if training.init == "common" else number for number in range(data.clients)]
     initial = [net.init(keys.derive(seed, "client", draw)) for net, draw in zip(of_client, draws, strict=True)]
-    return Setup(method, groups, data, training, seed, initial, Loop())
+    return Setup(method, groups, data, training, seed, initial, choice.engine("auto", data.x.device))
 
 
 def _net(model: ModelFactory, data: Samples, training: Training) -> Net:

@@ -32,9 +32,9 @@ def derive(*parts: int | str) -> int:
 
 
 def bits(key: int | Tensor, n: int, device: torch.device | str | None = None) -> Tensor:
-    """Return n hashed integers (int64, all 64 bits random) of a key given as a number or a scalar int64 tensor."""
+    """Return n hashed integers (int64, all 64 bits random) of a key; of keys in a tensor (K,), a table (K, n)."""
     if isinstance(key, Tensor):
-        device = key.device
+        device, key = key.device, key[..., None]
     counter = torch.arange(1, n + 1, dtype=torch.int64, device=device)
     return _mix_tensor(counter * _signed(_GAMMA) + key)
 
@@ -57,11 +57,11 @@ def _mix(z: int) -> int:
 
 
 def _mix_tensor(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
+    z = (z ^ _shift(z, 30)).mul_(_signed(_MIX_1))
+    z = (z ^ _shift(z, 27)).mul_(_signed(_MIX_2))
     return z ^ _shift(z, 31)
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
     """Shift right and fill with zeros; torch's own shift of a signed integer copies the sign."""
-    return (z >> n) & ((1 << (64 - n)) - 1)
+    return (z >> n).bitwise_and_((1 << (64 - n)) - 1)

@@ -186,7 +186,8 @@ class Method(ABC):
 def cross_entropy(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy per example (B,) and the embeddings (B, width)."""
     embedding, logits = net(params, batch.x)
-    return F.cross_entropy(logits, batch.y, reduction="none"), embedding
+    # Not F.cross_entropy: under vmap that loads torch's decompositions, which takes most of a second.
+    return -F.log_softmax(logits, 1).gather(1, batch.y[:, None])[:, 0], embedding
 
 
 def tree_map(function: Callable[[Tensor], Tensor], message: Message) -> dict[str, Tensor | Rows]:

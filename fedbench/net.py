@@ -2,12 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbench import keys
 from fedbench.errors import InputError
@@ -18,32 +19,34 @@ Params = dict[str, Tensor]
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a model with `body` and `head` for (input shape without the batch, number of classes)."""
 
+Forward = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
+"""Computes embeddings and logits of (params, inputs)."""
+
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a hash of a key and the position in the batch, equal under every engine.
+class MaskedDropout(nn.Module):
+    """Dropout by a mask that is made elsewhere: a factor of 0 or 1 / (1 - p) per entry, or per channel.
 
-    `per_channel` drops whole channels, as `nn.Dropout2d` does.  `salt` tells the layers of a model apart.
+    Masks are hashes of a key and the position in the batch (`Net.masks`), so they are equal under every engine and do
+    not depend on how many examples a batch is padded to.  `unit` is the shape of one example's mask.
     """
 
-    key: Tensor
+    mask: Tensor
 
-    def __init__(self, p: float, per_channel: bool, salt: int) -> None:
+    def __init__(self, p: float, per_channel: bool) -> None:
         super().__init__()
-        self.p, self.per_channel, self.salt = p, per_channel, salt
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.p, self.per_channel = p, per_channel
+        self.unit: tuple[int, ...] = ()
+        self.register_buffer("mask", torch.ones(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x in evaluation mode, else x with entries or channels zeroed at rate p and the rest scaled up."""
-        if not self.training or self.p == 0:
+        """Return x in evaluation mode, else x times the mask."""
+        if not self.training:
             return x
-        if self.p == 1:
-            return x * 0
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.per_channel else x.shape
-        drawn = keys.bits(self.key ^ self.salt, math.prod(shape)).view(shape)
-        dropped = drawn < math.floor((self.p - 0.5) * 2**64)  # signed integers: p of them lie below this
-        return x.masked_fill(dropped, 0) / (1 - self.p)
+        if self.mask.dim() == 0:  # the trial run of a new net, which finds out the shapes
+            self.unit = (x.shape[1], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape[1:])
+        return x * self.mask
 
 
 class _BodyHead(nn.Module):
@@ -65,6 +68,7 @@ class Net:
       `body`); `dtype` and `device`: where its parameters live.
     - `parameters`, `buffers`: their names in `state_dict` order; `shapes`: the shape of each.
     - `head`, `dense`: names of the tensors of the head, and of all fully connected layers.
+    - `has_batch_norm`: whether the examples of a batch influence each other.
     - `private`: names that no method may share (the batch-norm policy).
 
     Raises `InputError` for a model without body and head, or one that does not fit the data.
@@ -88,6 +92,8 @@ class Net:
                 )
         self.parameters = tuple(name for name, _ in model.named_parameters())
         self.buffers = tuple(name for name in model.state_dict() if name not in set(self.parameters))
+        if len(self.buffers) > len(list(model.buffers())):
+            raise InputError(f"model {type(model).__name__} uses a parameter under two names, which fedbench cannot")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self.head = frozenset(name for name in self.shapes if name.startswith("head."))
         self.dense = frozenset(
@@ -97,10 +103,11 @@ class Net:
             for name in module.state_dict()
         )
         self.private: frozenset[str] = frozenset()
-        self._key: Tensor | None = None
-        self._key_names = tuple(f"net.{name}.key" for name in _key_dropouts(model))
-        self._evaluating = _BodyHead(model.to(self.device, dtype)).eval()
-        self._training = copy.deepcopy(self._evaluating).train()
+        self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        self._dropouts = _mask_dropouts(model)
+        self.evaluation_module = _BodyHead(model.to(self.device, dtype)).eval()
+        self.training_module = copy.deepcopy(self.evaluation_module).train()
+        self._forward: Forward = lambda params, x: _call(self.evaluation_module, params, x)
         self.width = self._measure()
 
     def init(self, seed: int) -> Params:
@@ -116,20 +123,40 @@ class Net:
 
         In training mode batch norm updates its running statistics in `params`, in place.
         """
-        state = {f"net.{name}": tensor for name, tensor in params.items()}
-        if self._key is None:
-            embedding, logits = functional_call(self._evaluating, state, (x,))
-        else:
-            embedding, logits = functional_call(
-                self._training, {**state, **dict.fromkeys(self._key_names, self._key)}, (x,)
-            )
-        return embedding, logits
+        return self._forward(params, x)
 
-    def training(self, key: Tensor) -> Self:
-        """Return the net in training mode, its dropout masks drawn under `key` (a scalar int64 tensor)."""
+    def masks(self, step_keys: Tensor, batch: int) -> list[Tensor]:
+        """Return the masks (steps, batch, *unit) of every dropout layer for steps with these keys (steps,) int64."""
+        masks = []
+        for number, layer in enumerate(self._dropout_layers(), 1):
+            drawn = keys.bits(step_keys ^ keys.derive("dropout", number), batch * math.prod(layer.unit))
+            kept = drawn >= math.floor((layer.p - 0.5) * 2**64)  # p of all signed integers lie below this
+            scale = 1 / (1 - layer.p) if layer.p < 1 else 0.0
+            masks.append((kept.to(self.dtype) * scale).view(len(step_keys), batch, *layer.unit))
+        return masks
+
+    def training(self, masks: Sequence[Tensor]) -> Self:
+        """Return the net in training mode with the dropout masks (B, *unit) of one step."""
+        extra = {f"net.{path}.mask": mask for path, mask in zip(self._dropouts, masks, strict=True)}
+        return self.calling(lambda params, x: _call(self.training_module, params, x, extra))
+
+    def calling(self, forward: Forward) -> Self:
+        """Return a view of this net that computes embeddings and logits by another function of (params, x)."""
         view = copy.copy(self)
-        view._key = key
+        view._forward = forward
         return view
+
+    @property
+    def mask_entries(self) -> int:
+        """The number of mask entries of one example, over all dropout layers."""
+        return sum(math.prod(layer.unit) for layer in self._dropout_layers())
+
+    def with_own_modules(self) -> Self:
+        """Return a net that shares no module with this one, for use in another thread."""
+        view = copy.copy(self)
+        view.training_module = copy.deepcopy(self.training_module)
+        view.evaluation_module = copy.deepcopy(self.evaluation_module)
+        return view.calling(lambda params, x: _call(view.evaluation_module, params, x))
 
     def keep_private(self, names: frozenset[str]) -> Self:
         """Return a view of this net whose tensors `names` are never shared."""
@@ -137,18 +164,32 @@ class Net:
         view.private = names
         return view
 
+    def _dropout_layers(self) -> list[MaskedDropout]:
+        layers = [self.training_module.get_submodule(f"net.{path}") for path in self._dropouts]
+        return [layer for layer in layers if isinstance(layer, MaskedDropout)]
+
     def _measure(self) -> int:
-        """Run one empty sample through the model: its embedding's width, and whether model and data fit at all."""
+        """Run zeros through the model: its embedding's width, its masks' shapes, and whether model and data fit."""
         try:
             with torch.no_grad():
-                embedding, logits = self._evaluating(torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device))
-        except RuntimeError as error:
-            name = type(self._evaluating.net).__name__
+                zeros = torch.zeros(2, *self.shape, dtype=self.dtype, device=self.device)
+                embedding, logits = self.evaluation_module(zeros)
+                self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
+        except (RuntimeError, ValueError) as error:
+            name = type(self.evaluation_module.net).__name__
             reason = str(error).splitlines()[0]
             raise InputError(f"model {name} does not take inputs of shape {self.shape}: {reason}") from error
-        if logits.shape != (1, self.classes):
+        if logits.shape != (2, self.classes):
             raise InputError(f"the head gives {tuple(logits.shape[1:])} scores for data with {self.classes} classes")
         return int(embedding.shape[1])
+
+
+def _call(
+    module: nn.Module, params: Mapping[str, Tensor], x: Tensor, extra: Mapping[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    state = {f"net.{name}": tensor for name, tensor in params.items()}
+    embedding, logits = functional_call(module, {**state, **(extra or {})}, (x,), tie_weights=False)
+    return embedding, logits
 
 
 def _draw(factory: ModelFactory, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -158,13 +199,13 @@ def _draw(factory: ModelFactory, shape: tuple[int, ...], classes: int, seed: int
         return factory(shape, classes)
 
 
-def _key_dropouts(model: nn.Module) -> list[str]:
-    """Replace the dropout layers of a model by keyed ones, in place; return their paths."""
+def _mask_dropouts(model: nn.Module) -> list[str]:
+    """Replace the dropout layers of a model by masked ones, in place; return the paths of those that drop anything."""
     paths = [path for path, module in model.named_modules() if isinstance(module, _DROPOUTS)]
-    for salt, path in enumerate(paths, 1):
+    for path in paths:
         parent, _, name = path.rpartition(".")
         old = model.get_submodule(path)
         assert isinstance(old, _DROPOUTS)
-        keyed = KeyedDropout(old.p, not isinstance(old, nn.Dropout), keys.derive("dropout", salt))
-        setattr(model.get_submodule(parent), name, keyed)
-    return paths
+        masked = MaskedDropout(old.p, not isinstance(old, nn.Dropout)) if old.p else nn.Identity()
+        setattr(model.get_submodule(parent), name, masked)
+    return [path for path in paths if isinstance(model.get_submodule(path), MaskedDropout)]

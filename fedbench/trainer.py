@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,30 +86,36 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         self._optimizer = optimizer
+        self.names = list(names)
         bias_decay = optimizer.weight_decay if optimizer.weight_decay_bias is None else optimizer.weight_decay_bias
         biases = [name for name in names if "bias" in name.rpartition(".")[2]]
         others = [name for name in names if name not in biases]
         self._groups = [(g, decay) for g, decay in ((others, optimizer.weight_decay), (biases, bias_decay)) if g]
         if len({decay for _, decay in self._groups}) == 1:
             self._groups = [(list(names), self._groups[0][1])]
-        self._state: list[dict[str, list[Any]]] = [{} for _ in self._groups]
+        self._state: list[dict[str, list[Tensor]]] = [{} for _ in self._groups]
+        self._taken: dict[int, int] = {}
 
-    def update(self, params: Params, gradients: Params) -> None:
-        """Take one step."""
+    def update(self, params: Params, gradients: Params, rows: slice = slice(None)) -> None:
+        """Take one step; with `rows`, of those rows of stacked parameters, whose number of steps so far is the same."""
         for (names, decay), state in zip(self._groups, self._state, strict=True):
-            tensors = [params[name].detach() for name in names]
-            slopes = [gradients[name] for name in names]
+            for kind in ("velocity",) if self._optimizer.name == "sgd" else ("mean", "square"):
+                state.setdefault(kind, [torch.zeros_like(params[name]) for name in names])
+            tensors = [params[name].detach()[rows] if rows != slice(None) else params[name].detach() for name in names]
+            held = {kind: [t[rows] if rows != slice(None) else t for t in kept] for kind, kept in state.items()}
+            slopes = [_laid_out_as(gradients[n], t) for n, t in zip(names, tensors, strict=True)]
             if self._optimizer.name == "sgd":
-                self._sgd(tensors, slopes, decay, state)
+                self._sgd(tensors, slopes, decay, held["velocity"])
             else:
-                self._adam(tensors, slopes, decay, state)
+                self._adam(tensors, slopes, decay, held["mean"], held["square"], self._taken.get(rows.start or 0, 0))
+        for row in range(rows.start or 0, rows.stop or 1):
+            self._taken[row] = self._taken.get(row, 0) + 1
 
-    def _sgd(self, tensors: list[Tensor], slopes: list[Tensor], decay: float, state: dict[str, list[Any]]) -> None:
-        velocities = state.setdefault("velocity", [None] * len(tensors))
+    def _sgd(self, tensors: list[Tensor], slopes: list[Tensor], decay: float, velocity: list[Tensor]) -> None:
         sgd(
             tensors,
             slopes,
-            velocities,
+            list(velocity),  # torch's type is a list whose entries may be missing
             fused=True,
             lr=self._optimizer.lr,
             momentum=self._optimizer.momentum,
@@ -119,18 +125,22 @@ class Updater:
             maximize=False,
         )
 
-    def _adam(self, tensors: list[Tensor], slopes: list[Tensor], decay: float, state: dict[str, list[Any]]) -> None:
-        if not state:
-            state["mean"] = [torch.zeros_like(t) for t in tensors]
-            state["square"] = [torch.zeros_like(t) for t in tensors]
-            state["steps"] = [torch.zeros((), dtype=torch.float32, device=t.device) for t in tensors]
+    def _adam(
+        self,
+        tensors: list[Tensor],
+        slopes: list[Tensor],
+        decay: float,
+        mean: list[Tensor],
+        square: list[Tensor],
+        taken: int,
+    ) -> None:
         adam(
             tensors,
             slopes,
-            state["mean"],
-            state["square"],
+            mean,
+            square,
             [],
-            state["steps"],
+            [torch.tensor(float(taken), device=tensor.device) for tensor in tensors],
             fused=True,
             amsgrad=False,
             beta1=0.9,
@@ -140,6 +150,13 @@ class Updater:
             eps=1e-8,
             maximize=False,
         )
+
+
+def _laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return the gradient in the parameter's memory layout: the fused optimisers look at memory alone."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def whole_set(data: Samples, client: int) -> Batch:

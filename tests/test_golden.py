@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from golden.replay import replay
 
+from fedbench.engines.choice import EngineName
+
 HERE = Path(__file__).parent
 SHIPPED = sorted(path.parent for path in (HERE / "golden").glob("*/case.json"))
 ALL = Path(os.environ.get("FEDBENCH_GOLDEN", HERE.parents[1] / "shared" / "golden"))
 FURTHER = sorted(p.parent for p in ALL.glob("*/case.json") if not (HERE / "golden" / p.parent.name).exists())
 
 
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize("folder", [*SHIPPED, *FURTHER], ids=lambda folder: folder.name)
-def test_recorded_numbers_come_out(folder: Path) -> None:
-    comparison = replay(folder)
+def test_recorded_numbers_come_out(folder: Path, engine: EngineName) -> None:
+    comparison = replay(folder, engine)
     assert comparison.mismatches == []
     assert comparison.compared > 0
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedbench.engines import Engine, Job, Trained
-from fedbench.method import Batch, Message, Rows, parameters, stack, tree_map
-from fedbench.net import Params
+from fedbench.method import Batch, Message, parameters, stack, tree_map
+from fedbench.net import Net, Params
 from fedbench.trainer import Step, Updater, Work, begin, mean_losses, objective, plan, whole_set
 
 
@@ -29,6 +29,7 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
     down = tree_map(lambda tensor: tensor[place], job.down)
     params = begin(job.method, job.net, kept, down)
     steps = plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
+    masks = job.net.masks(torch.tensor([step.key for step in steps], device=job.net.device), job.training.batch_size)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
     phases = job.method.phases(job.net, job.training.epochs)
@@ -36,10 +37,13 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
         names = [name for name in job.net.parameters if phase.trains(name)]
         updater = Updater(job.training.optimizer, names)
         epoch = -1
-        for step in (step for step in steps if step.phase == number):
+        for place_in_round, step in enumerate(steps):
+            if step.phase != number:
+                continue
             if step.epoch != epoch:
                 epoch, memory = step.epoch, job.method.init_memory(job.net)
-            memory = _take_step(job, step, params, names, updater, down, memory, losses)
+            net = job.net.training([mask[place_in_round, : len(step.samples)] for mask in masks])
+            memory = _take_step(job, net, step, params, updater, down, memory, losses)
         job.probe(f"phase/{phase.name}", client, params)
     job.probe("trained", client, params)
     with torch.no_grad():
@@ -53,28 +57,24 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
 
 def _take_step(
     job: Job,
+    net: Net,
     step: Step,
     params: Params,
-    names: list[str],
     updater: Updater,
-    down: dict[str, Tensor | Rows],
+    down: Message,
     memory: dict[str, Tensor],
     losses: dict[str, list[Tensor]],
 ) -> dict[str, Tensor]:
     """Take one optimiser step on `params` in place, note its losses, and return the method's memory."""
-    batch = Batch(
-        job.data.x[step.samples],
-        job.data.y[step.samples],
-        torch.ones(len(step.samples), dtype=job.data.x.dtype, device=job.data.x.device),
-    )
-    net = job.net.training(torch.tensor(step.key, device=job.net.device))
-    trained = {name: params[name].requires_grad_() for name in names}
+    x, y = job.data.x[step.samples], job.data.y[step.samples]
+    batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype, device=x.device))
+    trained = [params[name].requires_grad_() for name in updater.names]
     goal = objective(job.method, net, params, batch, down)
-    if names:
-        slopes = torch.autograd.grad(goal.mean, list(trained.values()), allow_unused=True, materialize_grads=True)
-        for tensor in trained.values():
+    if trained:
+        slopes = torch.autograd.grad(goal.mean, trained, allow_unused=True, materialize_grads=True)
+        for tensor in trained:
             tensor.requires_grad_(False)
-        updater.update(params, dict(zip(names, slopes, strict=True)))
+        updater.update(params, dict(zip(updater.names, slopes, strict=True)))
     for name, value in {"loss": goal.mean.detach(), **{f"loss/{n}": v for n, v in goal.parts.items()}}.items():
         losses.setdefault(name, []).append(value)
     return memory if goal.seen is None else job.method.observe(memory, batch, goal.seen)

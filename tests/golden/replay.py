@@ -12,6 +12,7 @@ import tempfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from fedbench import ClientArrays, Outcome, simulate
 from fedbench.averaging import average, client_weights
 from fedbench.data import Arrays
+from fedbench.engines.choice import EngineName
 from fedbench.evaluation import predict
 from fedbench.method import Message, Method, Rows, parameters, rows
 from fedbench.methods.fedavg import FedAvg
@@ -78,7 +80,7 @@ class Comparison:
         return [name for name in self.arrays if name not in self.seen and not name.startswith(inputs)]
 
 
-def replay(folder: Path) -> Comparison:
+def replay(folder: Path, engine: EngineName = "auto") -> Comparison:
     """Run one case and return the comparison; raises ValueError if recorded quantities were left uncompared."""
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     with np.load(folder / "arrays.npz", allow_pickle=False) as stored:
@@ -90,7 +92,8 @@ def replay(folder: Path) -> Comparison:
         "evaluation": _evaluation,
         "averaging": _averaging,
     }
-    inputs = runners.get(case["method"], _training)(case, comparison)
+    runner = runners.get(case["method"], partial(_training, engine))
+    inputs = runner(case, comparison)
     left = comparison.unseen(inputs)
     if left:
         raise ValueError(f"{folder.name}: nothing was compared with {', '.join(left[:5])} ({len(left)} in all)")
@@ -205,7 +208,7 @@ def _settings(case: dict[str, Any]) -> Training:
     )
 
 
-def _training(case: dict[str, Any], comparison: Comparison) -> tuple[str, ...]:
+def _training(engine: EngineName, case: dict[str, Any], comparison: Comparison) -> tuple[str, ...]:
     arrays = comparison.arrays
     names = _Names(_NAMES[case["model"]["name"]])
     count = case["clients"]
@@ -224,7 +227,13 @@ def _training(case: dict[str, Any], comparison: Comparison) -> tuple[str, ...]:
     classes = case["model"]["num_classes"]
     with tempfile.TemporaryDirectory() as scratch:
         method = _method(case, names, arrays, Path(scratch))
-        run = {"training": training, "classes": classes, "initial": initial, "participants": case.get("participants")}
+        run = {
+            "engine": engine,
+            "training": training,
+            "classes": classes,
+            "initial": initial,
+            "participants": case.get("participants"),
+        }
         outcome = simulate(method, models, clients, probe=watcher.probe, watch_merge=watcher.merged, **run)
     _check_outcome(case, comparison, outcome)
     if case["method"] == "fedproto":

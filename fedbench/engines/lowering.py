@@ -1,0 +1,237 @@
+"""Common layers computed for many clients at once, the clients side by side along the channels.
+
+A convolution over A clients is one grouped convolution with A groups, a fully connected layer one batched matrix
+product.  Feature maps are (B, A * C, H, W) in channels-last memory from the first layer to the last, and parameters are
+laid out so that neither they nor their gradients are copied between layers.  Batch norm works per channel, so per client.
+
+Bias, channel dropout and ReLU act on each value alone and never reverse an order, so they commute with the maximum of a
+pooling and are done after it, on a quarter of the values.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from fedbench.net import MaskedDropout, Net
+
+_CONTAINERS = (nn.Sequential,)
+_SUPPORTED = (
+    nn.Conv2d,
+    nn.Linear,
+    nn.BatchNorm2d,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.ReLU,
+    nn.Flatten,
+    nn.Identity,
+    MaskedDropout,
+)
+
+
+@dataclass
+class _Stack:
+    """Activations of A clients: `value` is (A, B, ...) or, as `maps`, (B, A * C, H, W) with work left to do on it.
+
+    `pending` holds, in order, what is still to be done per value: a bias (A * C,), a mask (B, A * C, 1, 1), or None for
+    ReLU.
+    """
+
+    value: Tensor
+    clients: int
+    maps: bool = False
+    pending: list[Tensor | None] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Do what is pending; in place, since no earlier layer needs the values it gave."""
+        for factor in self.pending:
+            if factor is None:
+                self.value = self.value.relu_()
+            elif factor.dim() == 1:
+                self.value = self.value.add_(factor[:, None, None])
+            else:
+                self.value = self.value.mul_(factor)
+        self.pending = []
+
+    def spread(self) -> Tensor:
+        """Return the activations as (A, B, ...)."""
+        self.settle()
+        if not self.maps:
+            return self.value
+        batch, _, *size = self.value.shape
+        return self.value.view(batch, self.clients, -1, *size).transpose(0, 1)
+
+
+class Lowering:
+    """A net whose layers all have a stacked form; `of` makes one, or gives None."""
+
+    def __init__(self, net: Net, body: list[tuple[str, nn.Module]], head: list[tuple[str, nn.Module]]) -> None:
+        self._net, self._body, self._head = net, body, head
+        layers = dict([*body, *head])
+        self._convolutions = {f"{path}.weight" for path, layer in layers.items() if isinstance(layer, nn.Conv2d)}
+        self._matrices = {f"{path}.weight" for path, layer in layers.items() if isinstance(layer, nn.Linear)}
+
+    @classmethod
+    def of(cls, net: Net) -> "Lowering | None":
+        """Return the lowering of a net in training mode, or None if one of its layers has none."""
+        model = net.training_module.net
+        body, head = (_flat(part, cast(nn.Module, getattr(model, part))) for part in ("body", "head"))
+        if not all(_has_lowering(layer) for _, layer in [*body, *head]):
+            return None
+        flattened = [isinstance(layer, nn.Flatten) for _, layer in [*body, *head]]
+        spatial = [isinstance(layer, nn.Conv2d | nn.BatchNorm2d) for _, layer in [*body, *head]]
+        if any(spatial) and any(flattened[: len(spatial) - spatial[::-1].index(True)]):
+            return None  # a convolution after flattening
+        return cls(net, body, head)
+
+    def allocate(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a copy of a stacked parameter (A, ...) in the memory layout in which its layer computes."""
+        if name in self._convolutions:
+            return tensor.permute(0, 1, 3, 4, 2).contiguous().clone().permute(0, 1, 4, 2, 3)
+        if name in self._matrices:
+            return tensor.transpose(1, 2).contiguous().clone().transpose(1, 2)
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def net(self, masks: Sequence[Tensor]) -> Net:
+        """Return the net with one client's dropout masks; it must be called under `torch.func.vmap` over clients."""
+
+        def forward(params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+            names = tuple(params)
+            embedding, logits = _StackedCall.apply(self, names, len(masks), x, *masks, *params.values())
+            return embedding, logits
+
+        return self._net.calling(forward)
+
+    def run(self, params: Mapping[str, Tensor], masks: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings (A, B, width) and logits (A, B, classes) of stacked parameters, masks and inputs."""
+        stack = _Stack(x, len(x))
+        queue = list(masks)
+        for path, layer in self._body:
+            _apply(stack, path, layer, params, queue)
+        embedding = stack.spread().flatten(2)
+        for path, layer in self._head:
+            _apply(stack, path, layer, params, queue)
+        return embedding, stack.spread()
+
+
+class _StackedCall(Function):
+    """Hands the whole network to the lowering when vmap meets it, instead of layer by layer."""
+
+    @staticmethod
+    def forward(*_: Any) -> Any:
+        raise AssertionError("the lowering computes stacked clients only, under vmap")
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *operands: Any) -> Any:
+        lowering, names, count, *tensors = operands
+        stacked = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, dims[3:], strict=True)
+        ]
+        x, masks, values = stacked[0], stacked[1 : 1 + count], stacked[1 + count :]
+        return lowering.run(dict(zip(names, values, strict=True)), masks, x), 0
+
+
+def _flat(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers of nested containers in order, with their paths."""
+    if isinstance(module, _CONTAINERS):
+        return [layer for name, child in module.named_children() for layer in _flat(f"{path}.{name}", child)]
+    return [(path, module)]
+
+
+def _has_lowering(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if isinstance(layer, nn.BatchNorm2d):
+        return layer.momentum is not None and layer.track_running_stats and layer.affine
+    if isinstance(layer, nn.MaxPool2d):
+        return not layer.return_indices
+    if isinstance(layer, nn.Flatten):
+        return layer.start_dim == 1 and layer.end_dim == -1
+    return type(layer) in _SUPPORTED
+
+
+def _apply(stack: _Stack, path: str, layer: nn.Module, params: Mapping[str, Tensor], masks: list[Tensor]) -> None:
+    """Let one layer work on the stack."""
+    if isinstance(layer, nn.Conv2d):
+        _convolve(stack, layer, params[f"{path}.weight"], params.get(f"{path}.bias"))
+    elif isinstance(layer, nn.Linear):
+        _multiply(stack, params[f"{path}.weight"], params.get(f"{path}.bias"))
+    elif isinstance(layer, nn.BatchNorm2d):
+        _normalise(stack, path, layer, params)
+    elif isinstance(layer, MaskedDropout):
+        _drop(stack, layer, masks.pop(0))
+    elif isinstance(layer, nn.ReLU):
+        if stack.maps:
+            stack.pending.append(None)
+        else:
+            stack.value = stack.value.relu()
+    elif isinstance(layer, nn.MaxPool2d):
+        _as_maps(stack)
+        stack.value = layer(stack.value)  # before what is pending
+    elif isinstance(layer, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
+        _as_maps(stack)
+        stack.settle()
+        stack.value = layer(stack.value)
+    elif isinstance(layer, nn.Flatten):
+        stack.value, stack.maps = stack.spread().flatten(2), False
+
+
+def _as_maps(stack: _Stack) -> None:
+    """Bring inputs (A, B, C, H, W) into the form of feature maps."""
+    if not stack.maps:
+        clients, batch, channels, *size = stack.value.shape
+        value = stack.value.transpose(0, 1).reshape(batch, clients * channels, *size)
+        stack.value, stack.maps = value.contiguous(memory_format=torch.channels_last), True
+
+
+def _convolve(stack: _Stack, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
+    _as_maps(stack)
+    stack.settle()
+    groups = stack.clients * layer.groups
+    padding = cast("tuple[int, ...]", layer.padding)
+    stack.value = F.conv2d(stack.value, weight.flatten(0, 1), None, layer.stride, padding, layer.dilation, groups)
+    if bias is not None:
+        stack.pending.append(bias.flatten())
+
+
+def _multiply(stack: _Stack, weight: Tensor, bias: Tensor | None) -> None:
+    value = stack.spread()
+    if bias is None:
+        stack.value = torch.bmm(value, weight.transpose(1, 2))
+    else:
+        stack.value = torch.baddbmm(bias[:, None], value, weight.transpose(1, 2))
+    stack.maps = False
+
+
+def _drop(stack: _Stack, layer: MaskedDropout, mask: Tensor) -> None:
+    if not stack.maps:
+        stack.value = stack.value * mask
+        return
+    factor = mask.transpose(0, 1).flatten(1, 2)
+    if layer.per_channel:
+        stack.pending.append(factor)
+    else:
+        stack.settle()
+        stack.value = stack.value * factor
+
+
+def _normalise(stack: _Stack, path: str, layer: nn.BatchNorm2d, params: Mapping[str, Tensor]) -> None:
+    """Normalise every client's channels over its own batch; running statistics move in place, as in torch's layer."""
+    _as_maps(stack)
+    stack.settle()
+    params[f"{path}.num_batches_tracked"].add_(1)
+    mean, variance, weight, bias = (
+        params[f"{path}.{name}"].flatten() for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    momentum = cast(float, layer.momentum)
+    stack.value = F.batch_norm(stack.value, mean, variance, weight, bias, True, momentum, layer.eps)
