@@ -33,8 +33,7 @@ class ResNet18(nn.Module):
       (FedProto on CIFAR-10: half of the clients 1 and 4, half 2 and 2).
     - `weights`: `none`; `imagenet`, torchvision's file, from torch's cache or downloaded; or the path of a file with
       the `state_dict` of a torchvision ResNet-18, in a suite relative to its folder.  The head is always drawn anew.
-    - `stem`: whether the first convolution and its batch norm are pretrained too; the FedProto code
-      leaves them random.
+    - `stem`: whether the first convolution and its batch norm are pretrained too, or random as in the FedProto code.
 
     `weights_sha256` is the sha256 of the file, None without one.  Raises InputError for inputs that are no such images,
     and for weights that cannot be had or belong to another network.
