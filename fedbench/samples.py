@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench import keys
 from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partition import Partition
@@ -41,8 +42,8 @@ class Samples:
     validation: list[Tensor]
     test: list[Tensor]
     own: Tensor
-    augment: str = "none"
-    fill: Tensor | None = None
+    augment: str
+    fill: Tensor
 
     @property
     def clients(self) -> int:
@@ -53,6 +54,33 @@ class Samples:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
+
+
+def batch_inputs(data: Samples, index: Tensor, step_keys: Tensor) -> Tensor:
+    """Return training inputs (clients, B, *shape) of the samples `index` (clients, B), augmented if the data are.
+
+    `step_keys` (clients,) int64 are the keys of the clients' steps.
+    """
+    x = data.x[index]
+    if data.augment == "none":
+        return x
+    drawn = keys.bits(step_keys ^ keys.derive("augment"), 3 * index.shape[1]).view(*index.shape, 3)
+    return _cropped(x.flatten(0, 1), drawn.flatten(0, 1), data.fill).view(x.shape)
+
+
+def _cropped(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
+    """Return images (N, C, H, W) moved by up to 4 pixels over black, and flipped or not, as `drawn` (N, 3) says.
+
+    The distribution of torchvision's RandomCrop with padding 4 and RandomHorizontalFlip.
+    """
+    count, channels, height, width = x.shape
+    padded = fill.view(1, -1, 1, 1).expand(count, channels, height + 8, width + 8).clone()
+    padded[:, :, 4:-4, 4:-4] = x
+    rows = drawn[:, :1] % 9 + torch.arange(height, device=x.device)
+    columns = drawn[:, 1:2] % 9 + torch.arange(width, device=x.device)
+    columns = torch.where(drawn[:, 2:] % 2 == 1, columns.flip(1), columns)
+    images = torch.arange(count, device=x.device)[:, None, None]
+    return padded[images, :, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
 
 
 def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device: torch.device) -> Samples:
@@ -136,7 +164,7 @@ def _pooled(
     own = torch.zeros(len(train), classes, dtype=torch.bool, device=x.device)
     for number, index in enumerate(train):
         own[number, y[index]] = True
-    return Samples(x, y, classes, train, validation, test, own, augment, fill)
+    return Samples(x, y, classes, train, validation, test, own, augment, torch.zeros(1) if fill is None else fill)
 
 
 def _union(indices: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

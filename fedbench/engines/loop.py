@@ -9,6 +9,7 @@ from torch import Tensor
 from fedbench.engines import Engine, Job, Trained
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
+from fedbench.samples import batch_inputs
 from fedbench.trainer import Step, Updater, Work, begin, mean_losses, objective, plan, whole_set
 
 
@@ -66,7 +67,8 @@ def _take_step(
     losses: dict[str, list[Tensor]],
 ) -> dict[str, Tensor]:
     """Take one optimiser step on `params` in place, note its losses, and return the method's memory."""
-    x, y = job.data.x[step.samples], job.data.y[step.samples]
+    key = torch.tensor([step.key], device=job.net.device)
+    x, y = batch_inputs(job.data, step.samples[None], key)[0], job.data.y[step.samples]
     batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype, device=x.device))
     trained = [params[name].requires_grad_() for name in updater.names]
     goal = objective(job.method, net, params, batch, down)

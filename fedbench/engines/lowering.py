@@ -2,7 +2,8 @@
 
 A convolution over A clients is one grouped convolution with A groups, a fully connected layer one batched matrix
 product.  Feature maps are (B, A * C, H, W) in channels-last memory from the first layer to the last, and parameters are
-laid out so that neither they nor their gradients are copied between layers.  Batch norm works per channel, so per client.
+laid out so that neither they nor their gradients are copied between layers.  Batch norm works per channel, which is per
+client.
 
 Bias, channel dropout and ReLU act on each value alone and never reverse an order, so they commute with the maximum of a
 pooling and are done after it, on a quarter of the values.

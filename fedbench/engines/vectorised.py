@@ -14,6 +14,7 @@ from fedbench.engines import Engine, Job, Trained
 from fedbench.engines.lowering import Lowering
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
+from fedbench.samples import batch_inputs
 from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, whole_set
 
 _MASK_ENTRIES = 1 << 22
@@ -179,7 +180,8 @@ def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
     if min(sizes) < max(sizes):
         places = torch.arange(max(sizes), device=data.x.device)
         valid = (places < torch.tensor(sizes, device=data.x.device)[:, None]).to(data.x.dtype)
-    return Batch(data.x[index], data.y[index], valid)
+    step_keys = torch.tensor([step.key for step in steps], device=data.x.device)
+    return Batch(batch_inputs(data, index, step_keys), data.y[index], valid)
 
 
 def _masks(net: Net, plans: list[list[Step]], batch: int) -> Iterator[list[Tensor]]:
