@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from conftest import Tiny
 
 from fedbench.cells import Cell, draw_partition
 from fedbench.errors import InputError
@@ -18,15 +18,12 @@ from fedbench.executors import EXECUTORS, Job, Setting, check_device, inline, lo
 from fedbench.federation import Outcome
 from fedbench.store import CellError, Record
 
-if TYPE_CHECKING:
-    from tests.conftest import Tiny
 
-
-def setting(tiny: "Tiny", workers: int = 2) -> Setting:
+def setting(tiny: Tiny, workers: int = 2) -> Setting:
     return Setting(tiny.data, tiny.file.parent, workers=workers)
 
 
-def jobs(tiny: "Tiny", cells: Sequence[Cell] | None = None) -> list[Job]:
+def jobs(tiny: Tiny, cells: Sequence[Cell] | None = None) -> list[Job]:
     cells = tiny.cells() if cells is None else cells
     return [Job(cell, draw_partition(cell, load_arrays(cell, setting(tiny)))) for cell in cells]
 
@@ -45,7 +42,7 @@ def numbers(outcome: Outcome) -> dict[str, bytes]:
     }
 
 
-def run(tiny: "Tiny", executor: str, workers: int, todo: list[Job]) -> dict[str, dict[str, bytes]]:
+def run(tiny: Tiny, executor: str, workers: int, todo: list[Job]) -> dict[str, dict[str, bytes]]:
     found = {}
     for result in EXECUTORS[executor](todo, setting(tiny, workers), ignore):
         assert isinstance(result, Record), result
@@ -53,7 +50,7 @@ def run(tiny: "Tiny", executor: str, workers: int, todo: list[Job]) -> dict[str,
     return found
 
 
-def test_order_company_and_executor_change_no_number(tiny: "Tiny") -> None:
+def test_order_company_and_executor_change_no_number(tiny: Tiny) -> None:
     todo = jobs(tiny)
     one = run(tiny, "inline", 1, todo)
     assert len(one) == 3
@@ -65,7 +62,7 @@ def test_order_company_and_executor_change_no_number(tiny: "Tiny") -> None:
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: "Tiny", executor: str) -> None:
+def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: Tiny, executor: str) -> None:
     (todo,) = jobs(tiny, tiny.cells()[1:2])
     seen: list[tuple[str, int, int]] = []
     threads = torch.get_num_threads()
@@ -86,7 +83,7 @@ def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: "T
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_an_exception_is_the_end_of_its_cell_only(tiny: "Tiny", executor: str) -> None:
+def test_an_exception_is_the_end_of_its_cell_only(tiny: Tiny, executor: str) -> None:
     rows: dict[str, dict[str, object]] = {
         "bad": {"method": "./trouble.py:Trouble", "what": "raise"},
         "wrong": {"method": "fedper", "personal": ["nowhere"]},
@@ -104,7 +101,7 @@ def test_an_exception_is_the_end_of_its_cell_only(tiny: "Tiny", executor: str) -
     assert "nowhere" in wrong.line
 
 
-def test_a_worker_that_dies_costs_its_cell_only(tiny: "Tiny") -> None:
+def test_a_worker_that_dies_costs_its_cell_only(tiny: Tiny) -> None:
     rows: dict[str, object] = {
         f"die{number}": {"method": "./trouble.py:Trouble", "what": "die", "seconds": number / 100}
         for number in range(2)
@@ -133,13 +130,13 @@ def _children(pid: int) -> list[int]:
     ]
 
 
-def _slow(tiny: "Tiny") -> None:
+def _slow(tiny: Tiny) -> None:
     tiny.change(
         methods={f"slow{n}": {"method": "./trouble.py:Trouble", "seconds": 60.0 + n} for n in range(2)} | {"local": {}}
     )
 
 
-def test_closing_ends_the_workers(tiny: "Tiny") -> None:
+def test_closing_ends_the_workers(tiny: Tiny) -> None:
     _slow(tiny)
     results = processes(jobs(tiny)[::-1], setting(tiny), ignore)
     assert next(results).cell.label == "local"
@@ -177,7 +174,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_follow_a_killed_driver_and_leave_ctrl_c_to_it(tiny: "Tiny") -> None:
+def test_workers_follow_a_killed_driver_and_leave_ctrl_c_to_it(tiny: Tiny) -> None:
     tiny.change(training={"rounds": 100_000, "batch_size": 4, "evaluate_every": 1000})
     script = tiny.file.parent / "driver.py"
     script.write_text(DRIVER)
@@ -217,13 +214,13 @@ def test_usable_cores_follow_the_affinity() -> None:
     assert usable_cores() == len(os.sched_getaffinity(0))
 
 
-def test_arrays_are_decoded_once_for_cells_that_share_them(tiny: "Tiny") -> None:
+def test_arrays_are_decoded_once_for_cells_that_share_them(tiny: Tiny) -> None:
     first, second, _ = tiny.cells()
     assert load_arrays(first, setting(tiny)) is load_arrays(second, setting(tiny))
     np.testing.assert_equal(len(load_arrays(first, setting(tiny)).x_train), 90)
 
 
-def test_inline_runs_lazily(tiny: "Tiny") -> None:
+def test_inline_runs_lazily(tiny: Tiny) -> None:
     seen: list[int] = []
     results = inline(jobs(tiny), setting(tiny), lambda cell, done, total: seen.append(done))
     next(results)

@@ -4,19 +4,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from conftest import Tiny
 
 from fedbench.cells import Cell, draw_partition
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
 from fedbench.partition import Partition
 from fedbench.store import CellError, Record, Store
-
-if TYPE_CHECKING:
-    from tests.conftest import Tiny
 
 CELL = Cell("s", "row", {"protocol": 1, "dataset": {}, "partition": {}, "seed": 0}, {"Mine@1": "./mine.py:Mine"})
 
@@ -122,7 +119,7 @@ def test_opening_a_store_writes_nothing(tmp_path: Path) -> None:
     assert not store.root.exists()
 
 
-def test_a_partition_is_drawn_once_and_damage_is_seen(tiny: "Tiny") -> None:
+def test_a_partition_is_drawn_once_and_damage_is_seen(tiny: Tiny) -> None:
     from fedbench import data
     from fedbench.cells import source
 

@@ -12,11 +12,13 @@ import time
 import urllib.request
 from contextlib import closing
 from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Tiny
 
 from fedbench.cells import Cell, draw_partition
 from fedbench.executors import Job, Setting, inline, load_arrays
@@ -24,15 +26,10 @@ from fedbench.federation import Outcome
 from fedbench.store import Record, Store
 from fedbench.tracking import Tracker, TrackingError, client_table, local_uri, series
 
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
-
-    from tests.conftest import Tiny
-
 NAN = float("nan")
 
 
-def stored(tiny: "Tiny") -> tuple[Store, list[Cell]]:
+def stored(tiny: Tiny) -> tuple[Store, list[Cell]]:
     """Run the tiny suite and return its store and cells."""
     store, cells = Store(tiny.out / "tiny"), tiny.cells()
     setting = Setting(tiny.data, tiny.file.parent)
@@ -97,7 +94,7 @@ def test_series_of_a_hand_made_outcome() -> None:
 
 
 def test_a_cell_is_one_run_below_the_suites(
-    tiny: "Tiny", capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny.file.parent)
     store, cells = stored(tiny)
@@ -132,7 +129,7 @@ def test_a_cell_is_one_run_below_the_suites(
     assert not Path("mlruns").exists()
 
 
-def test_nothing_is_logged_twice_and_half_a_run_is_logged_anew(tiny: "Tiny") -> None:
+def test_nothing_is_logged_twice_and_half_a_run_is_logged_anew(tiny: Tiny) -> None:
     from mlflow import MlflowClient
 
     store, cells = stored(tiny)
@@ -160,7 +157,7 @@ def test_nothing_is_logged_twice_and_half_a_run_is_logged_anew(tiny: "Tiny") -> 
     assert tracker.lacks(cell)
 
 
-def test_divergence_and_long_values(tiny: "Tiny") -> None:
+def test_divergence_and_long_values(tiny: Tiny) -> None:
     store = Store(tiny.out / "tiny")
     first = tiny.cells()[0]
     recipe = {**first.recipe, "method": {**first.recipe["method"], "options": {"text": "x" * 7000, "short": 1}}}
@@ -189,7 +186,7 @@ def test_divergence_and_long_values(tiny: "Tiny") -> None:
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "nonsense://x", "/some/folder"])
-def test_a_store_that_cannot_be_reached_is_one_line(tiny: "Tiny", uri: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_be_reached_is_one_line(tiny: Tiny, uri: str, capfd: pytest.CaptureFixture[str]) -> None:
     store, cells = stored(tiny)
     tracker = Tracker(store, "tiny", uri)
     with pytest.raises(TrackingError, match=f"MLflow at {uri} could not take a cell") as raised:
@@ -200,7 +197,7 @@ def test_a_store_that_cannot_be_reached_is_one_line(tiny: "Tiny", uri: str, capf
     assert tracker.lacks(cells[0])
 
 
-def test_a_damaged_database_is_one_line(tiny: "Tiny", capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_database_is_one_line(tiny: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
     store, cells = stored(tiny)
     (tiny.out / "mlflow.db").write_bytes(b"no database" * 1000)
     with pytest.raises(TrackingError, match=r"could not take a cell: .*not a database") as raised:
@@ -209,14 +206,14 @@ def test_a_damaged_database_is_one_line(tiny: "Tiny", capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
-def _log_one(root: Path, key: str, name: str, ready: "Barrier") -> None:
+def _log_one(root: Path, key: str, name: str, ready: Barrier) -> None:
     store = Store(root)
     cell = store.get(key).cell
     ready.wait(60)
     Tracker(store, f"suite {name}", local_uri(root.parent)).log(cell, name)
 
 
-def test_eight_processes_begin_one_database_together(tiny: "Tiny", capfd: pytest.CaptureFixture[str]) -> None:
+def test_eight_processes_begin_one_database_together(tiny: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
     store, cells = stored(tiny)
     keys = [cells[number % 3].key for number in range(8)]
     context = get_context("forkserver")
@@ -241,7 +238,7 @@ def test_eight_processes_begin_one_database_together(tiny: "Tiny", capfd: pytest
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
 
 
-def test_a_server_takes_what_a_file_does(tiny: "Tiny") -> None:
+def test_a_server_takes_what_a_file_does(tiny: Tiny) -> None:
     store, cells = stored(tiny)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,0 +1,373 @@
+"""The command line; it knows every part, and no part knows it."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedbench.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbench import plugins
+    from fedbench.cells import Cell
+    from fedbench.config import Suite
+    from fedbench.executors import Job, Setting
+    from fedbench.partition import Partition
+    from fedbench.progress import Progress
+    from fedbench.store import CellError, Record, Store
+    from fedbench.tracking import Tracker
+
+app = typer.Typer(
+    help="Compare federated-learning methods fairly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+Policy = Literal["missing", "failed", "all"]
+_POLICIES = (
+    "missing: cells without an outcome (an error is none). failed: cells that ended in an error or diverged. "
+    "all: every cell, its new outcome taking the place of the old one."
+)
+_SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite file, or the name of one that is shipped.")]
+_Only = Annotated[str, typer.Option(metavar="FACT=VALUE,...", help="Only cells such as method=fedproto,n=3.")]
+_Sets = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as rounds=5; repeatable.")
+]
+_Seeds = Annotated[str, typer.Option(metavar="SEED,...", help="Other run seeds, such as 0,1,2.")]
+_Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
+_Data = Annotated[Path | None, typer.Option(help="Folder of your data; else $FEDBENCH_DATA, else ./data.")]
+_RUNS = Path("runs")
+
+
+def main() -> None:
+    """Run the command line; exits with 2 and one line for bad input, 1 for failed cells, 130 after Ctrl-C."""
+    try:
+        app()
+    except InputError as error:
+        print(f"fedbench: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def run(
+    suite: _SuiteName,
+    only: _Only = "",
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    seeds: _Seeds = "",
+    workers: Annotated[
+        int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu",
+    out: _Out = _RUNS,
+    data: _Data = None,
+    tracking_uri: Annotated[
+        str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
+    policy: Annotated[Policy, typer.Option(help=_POLICIES)] = "missing",
+) -> None:
+    """Run a suite's cells, as far as they are not done, and report."""
+    from fedbench import executors
+    from fedbench.tracking import Tracker, local_uri
+
+    plan = _plan(suite, only, sets, seeds, out, data)
+    if dry_run:
+        _describe(plan)
+        print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run")
+        return
+    executors.check_device(device)
+    tracker = None if tracking_uri == "none" else Tracker(plan.store, plan.suite.name, tracking_uri or local_uri(out))
+    with plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True)):
+        errors = _run(plan, policy, device, workers, tracker)
+    if any(plan.store.has(cell) for cell in plan.cells):
+        _report(plan)
+    if errors:
+        first = errors[0]
+        print(
+            f"fedbench: {len(errors)} of {len(plan.titles)} cells failed, first {plan.titles[first.cell.key]}: "
+            f"{first.line}; `fedbench show {first.cell.key}` tells more",
+            file=sys.stderr,
+        )
+        raise typer.Exit(2 if any(error.input for error in errors) else 1)
+
+
+@app.command()
+def report(
+    suite: _SuiteName,
+    only: _Only = "",
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    seeds: _Seeds = "",
+    out: _Out = _RUNS,
+    data: _Data = None,
+) -> None:
+    """Report what a suite's cells have come to so far."""
+    _report(_plan(suite, only, sets, seeds, out, data))
+
+
+@app.command("list")
+def list_(kind: Annotated[Literal["methods", "datasets", "models", "suites"], typer.Argument()]) -> None:
+    """List what suites can name; a plugin that cannot be imported says why."""
+    from fedbench import config, plugins
+
+    if kind == "suites":
+        rows = {name: config.load(path).description for name, path in config.shipped_suites().items()}
+    else:
+        rows = {name: _summary(kind, name) for name in plugins.names(kind)}
+    width = max(map(len, rows), default=0)
+    for name, text in rows.items():
+        print(f"{name:{width}}  {text}".rstrip())
+
+
+@app.command()
+def show(
+    what: Annotated[str, typer.Argument(metavar="CELL|SUITE", help="The beginning of a cell's key, or a suite.")],
+    out: _Out = _RUNS,
+    data: _Data = None,
+) -> None:
+    """Show everything about one cell, or the cells of a suite and how they stand."""
+    if not re.fullmatch("[0-9a-f]{4,16}", what) or not _show_cell(out, what):
+        _describe(_plan(what, "", [], "", out, data))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of suite files, for editors."""
+    from fedbench import config
+
+    print(json.dumps(config.schema(), indent=2))
+
+
+@app.command()
+def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
+    """Open MLflow's page on the runs, until Ctrl-C."""
+    from fedbench.tracking import local_uri
+
+    if not (out / "mlflow.db").exists():
+        raise InputError(f"--out {out}: no mlflow.db in it; run a suite first")
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
+    print(f"MLflow on {out} at http://127.0.0.1:{port} in a few seconds; Ctrl-C ends it", flush=True)
+    server = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", local_uri(out), "--port", str(port)]
+    os.execv(sys.executable, [*server, "--workers", "1", "--uvicorn-opts", "--log-level=warning"])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a command is about; `titles` names each different cell, by its key."""
+
+    suite: "Suite"
+    cells: "list[Cell]"
+    titles: Mapping[str, str]
+    data: Path
+    store: "Store"
+
+
+def _plan(name: str, only: str, sets: Sequence[str], seeds: str, out: Path, data: Path | None) -> _Plan:
+    from fedbench import config
+    from fedbench.cells import expand, fingerprints, select
+    from fedbench.data import data_root
+    from fedbench.store import Store
+
+    suite = config.override(config.load(name), sets, seeds or None)
+    root = data_root(data)
+    cells = expand(suite, fingerprints(suite.base, root))
+    if only:
+        cells = select(cells, only)
+    return _Plan(suite, cells, _titles(cells), root, Store(out / suite.name))
+
+
+def _titles(cells: "Sequence[Cell]") -> dict[str, str]:
+    """Return what to call each cell: its label, and the facts in which the cells of that label differ."""
+    rows: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for cell in _unique(cells):
+        rows.setdefault(cell.label, []).append((cell.key, cell.facts()))
+    titles = {}
+    for label, found in rows.items():
+        names = dict.fromkeys(name for _, facts in found for name in facts)
+        apart = [name for name in names if len({facts.get(name) for _, facts in found}) > 1]
+        for key, facts in found:
+            titles[key] = " ".join([label, *(f"{name}={facts[name]}" for name in apart if name in facts)])
+    return titles
+
+
+def _unique(cells: "Sequence[Cell]") -> "list[Cell]":
+    """Return each different cell once: the same work may stand under two labels."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.key, cell)
+    return list(first.values())
+
+
+def _chosen(plan: _Plan, policy: Policy) -> "list[Cell]":
+    """Return the cells to run."""
+    wanted = {"missing": ("missing", "error"), "failed": ("error", "diverged")}.get(policy)
+    return [cell for cell in _unique(plan.cells) if wanted is None or plan.store.status(cell) in wanted]
+
+
+def _run(plan: _Plan, policy: Policy, device: str, workers: int, tracker: "Tracker | None") -> "list[CellError]":
+    """Run, store and log the chosen cells; return the failures."""
+    from fedbench import executors
+    from fedbench.store import CellError
+
+    todo = _chosen(plan, policy)
+    workers = min(workers or (executors.usable_cores() if device == "cpu" else 1), max(len(todo), 1))
+    setting = executors.Setting(plan.data, plan.suite.base, device, workers)
+    print(f"{plan.suite.name}: {len(plan.titles)} cells, {len(todo)} to run", flush=True)
+    jobs = _jobs(plan, todo, setting)
+    execute = executors.EXECUTORS["inline" if workers == 1 else "processes"]
+    errors = []
+    try:
+        with _progress(todo) as progress, closing(execute(jobs, setting, progress.on_round)) as results:
+            for result in results:
+                if isinstance(result, CellError):
+                    plan.store.put_error(result)
+                    errors.append(result)
+                else:
+                    plan.store.put(result)
+                progress.finish(result.cell, f"{plan.titles[result.cell.key]}: {_said(result, plan.suite.metric)}")
+                tracker = _log(plan, [result.cell], tracker, progress.say)
+        _log(plan, plan.cells, tracker, print)
+    except KeyboardInterrupt:
+        done = len({cell.key for cell in plan.cells if plan.store.has(cell)})
+        print(f"interrupted; {done} of {len(plan.titles)} cells are done and kept, the same command goes on from here")
+        raise typer.Exit(130) from None
+    return errors
+
+
+def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting") -> "list[Job]":
+    """Return the cells with their partitions, drawn where they are new; InputError if one is not possible."""
+    from fedbench.executors import Job
+
+    first = {cell.partition_key: cell for cell in reversed(cells)}
+    partitions = {key: plan.store.partition(cell, partial(_draw, cell, setting)) for key, cell in first.items()}
+    return [Job(cell, partitions[cell.partition_key]) for cell in cells]
+
+
+def _draw(cell: "Cell", setting: "Setting") -> "Partition":
+    from fedbench.cells import draw_partition
+    from fedbench.executors import load_arrays
+
+    return draw_partition(cell, load_arrays(cell, setting), setting.base)
+
+
+def _log(
+    plan: _Plan, cells: "Sequence[Cell]", tracker: "Tracker | None", say: Callable[[str], None]
+) -> "Tracker | None":
+    """Log those of the cells that are done and not logged; after a failure there is no tracker any more."""
+    from fedbench.tracking import TrackingError
+
+    for cell in cells:
+        try:
+            if tracker and plan.store.has(cell) and tracker.lacks(cell):
+                tracker.log(cell, plan.titles[cell.key])
+        except TrackingError as error:
+            say(f"{error}; the results are kept, and the next run logs them")
+            return None
+    return tracker
+
+
+def _progress(cells: "Sequence[Cell]") -> "Progress":
+    from rich.console import Console
+
+    from fedbench.progress import Bar, Lines
+
+    console = Console()
+    return Bar(cells, console) if cells and console.is_terminal else Lines(cells)
+
+
+def _said(result: "Record | CellError", metric: str) -> str:
+    """Return what came out of a cell, in a few words."""
+    from fedbench.results import summarise
+    from fedbench.store import CellError
+
+    if isinstance(result, CellError):
+        return f"error: {result.line}"
+    took = f"{result.provenance['seconds']:.1f} s"
+    if result.outcome.status == "diverged":
+        return f"diverged in {result.outcome.message} ({took})"
+    found = summarise(result.outcome, metric)
+    return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
+
+
+def _report(plan: _Plan) -> None:
+    """Print the report on the plan's cells, and write it beside them."""
+    from rich.console import Console
+
+    from fedbench import report, results
+
+    comparison = report.compare(results.collect(plan.store, plan.cells, plan.suite.base), plan.suite)
+    Console().print(report.terminal.render(comparison))
+    plan.store.root.mkdir(parents=True, exist_ok=True)
+    for suffix, render in report.FORMATS.items():
+        file = plan.store.root / f"report.{suffix}"
+        file.write_text(render(comparison), encoding="utf-8")
+        print(f"written to {file}")
+
+
+def _describe(plan: _Plan) -> None:
+    """Print the cells, what they have in common, and how they stand."""
+    facts = [cell.facts() for cell in plan.cells]
+    common = {name: value for name, value in facts[0].items() if all(row.get(name) == value for row in facts)}
+    print(f"{plan.suite.name} ({plan.suite.file}) {plan.suite.description}".rstrip())
+    print("all cells:", ", ".join(f"{name}={value}" for name, value in common.items() if name != "algorithm"))
+    for cell in _unique(plan.cells):
+        print(f"{cell.key}  {plan.store.status(cell):9}  {plan.titles[cell.key]}")
+
+
+def _show_cell(out: Path, beginning: str) -> bool:
+    """Print everything that is known about a cell, if there is one; InputError if there are several."""
+    from fedbench.store import Store
+
+    found: dict[str, Store] = {}
+    for store in (Store(path.parent) for path in out.glob("*/version")):
+        keys = {*store.finished(), *(error.cell.key for error in store.errors())}
+        found |= {key: store for key in keys if key.startswith(beginning)}
+    if len(found) > 1:
+        raise InputError(f"several cells begin with {beginning}: {', '.join(sorted(found))}")
+    for key, store in found.items():
+        error = store.error(key)
+        if key in store.finished():
+            _print_record(store, key)
+        if error:
+            print(f"{key} ({error.cell.label}), last attempt: {error.line}\n{error.trace}", end="")
+    return bool(found)
+
+
+def _print_record(store: "Store", key: str) -> None:
+    import yaml
+
+    from fedbench.results import summarise
+
+    record = store.get(key)
+    about = {
+        "cell": key,
+        "suite": record.cell.suite,
+        "label": record.cell.label,
+        "status": record.outcome.status,
+        "message": record.outcome.message,
+        "recipe": dict(record.cell.recipe),
+        "metrics": {name: asdict(summarise(record.outcome, name)) for name in record.outcome.metrics},
+        "provenance": dict(record.provenance),
+        "partition": store.card(record.cell),
+    }
+    print(yaml.safe_dump(about, sort_keys=False, allow_unicode=True), end="")
+
+
+def _summary(kind: "plugins.Kind", name: str) -> str:
+    """Return the first line of a plugin's documentation, or why there is no plugin."""
+    from fedbench import plugins
+
+    try:
+        return (plugins.load(kind, name).__doc__ or "").strip().partition("\n")[0]
+    except InputError as error:
+        return str(error)
