@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedbench import data_commands
 from fedbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_commands.app, name="data")
 
 
 Policy = Literal["missing", "failed", "all"]
@@ -305,7 +307,7 @@ def _report(plan: _Plan) -> None:
 
     from fedbench import report, results
 
-    comparison = report.compare(results.collect(plan.store, plan.cells, plan.suite.base), plan.suite)
+    comparison = report.compare(results.collect(plan.store, plan.cells, plan.suite.base, plan.data), plan.suite)
     Console().print(report.terminal.render(comparison))
     plan.store.root.mkdir(parents=True, exist_ok=True)
     for suffix, render in report.FORMATS.items():

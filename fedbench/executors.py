@@ -229,7 +229,7 @@ def _machine(device: str) -> dict[str, Any]:
 def _commit() -> str | None:
     """Return the commit of the checkout that this code is in, with "-dirty" if it was changed; None outside of one."""
     here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
+    git = ["git", "--no-optional-locks", "-C", str(here.parent)]  # several workers ask at once, and so may the user
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
         describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
