@@ -7,10 +7,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data import About, Arrays, DataSource, read_npz
+from fedbench.data import About, Arrays, DataSource, by_part, read_npz
 from fedbench.errors import InputError
-
-LAYOUTS = "x_train, y_train, x_test, y_test (and client_train, client_test), or x, y (and client)"
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class ArrayFile(DataSource):
     """
 
     about: ClassVar[About] = About(title="your own arrays", source="a local file", licence="as the file's owner says")
+    decoding: ClassVar[int] = 1
 
     path: str
     channels: Literal["first", "last"] = "first"
@@ -42,29 +41,11 @@ class ArrayFile(DataSource):
     def load(self, root: Path, /) -> Arrays:
         """Return the arrays; raises InputError naming the file if they are not there or have no usable type."""
         file = root / self.path
-        held = read_npz(file)
-        if "x_train" not in held:
-            held = {{"x": "x_train", "y": "y_train", "client": "client_train"}.get(k, k): v for k, v in held.items()}
-        if not {"x_train", "y_train"} <= held.keys() or ("x_test" in held) != ("y_test" in held):
-            raise InputError(f"{file}: holds {', '.join(sorted(held)) or 'nothing'}; want {LAYOUTS}")
-        x = {k: self._samples(held[k], f"{file}: {k}") for k in ("x_train", "x_test") if k in held}
-        y = {
-            k: _whole(held[k], f"{file}: {k}")
-            for k in ("y_train", "y_test", "client_train", "client_test")
-            if k in held
-        }
-        return Arrays(
-            x_train=x["x_train"],
-            y_train=y["y_train"],
-            x_test=x.get("x_test", x["x_train"][:0]),
-            y_test=y.get("y_test", y["y_train"][:0]),
-            classes=1 + max((int(y[k].max()) for k in ("y_train", "y_test") if k in y and len(y[k])), default=0),
-            mean=self.mean,
-            std=self.std,
-            client_train=y.get("client_train"),
-            client_test=y.get("client_test"),
-            augment=self.augment,
-        )
+        parts = by_part(read_npz(file), str(file))
+        for name in ("x_train", "x_test"):
+            parts[name] = self._samples(parts[name], f"{file}: {name}")
+        classes = 1 + max(int(parts[name].max(initial=0)) for name in ("y_train", "y_test"))
+        return Arrays(**parts, classes=classes, mean=self.mean, std=self.std, augment=self.augment)
 
     def _samples(self, x: NDArray[Any], where: str) -> NDArray[Any]:
         if x.dtype.kind not in "buif":
@@ -76,9 +57,3 @@ class ArrayFile(DataSource):
         if x.ndim == 4 and self.channels == "last":
             return np.ascontiguousarray(np.moveaxis(x, 3, 1))
         return x
-
-
-def _whole(values: NDArray[Any], where: str) -> NDArray[np.int64]:
-    if values.dtype.kind not in "ui":
-        raise InputError(f"{where} is {values.dtype}; want whole numbers from 0")
-    return values.astype(np.int64)

@@ -1,10 +1,15 @@
 """A data set as plain arrays: what a data plugin gives, how its files are read, checked and identified."""
 
 import hashlib
+import json
 import os
+import shutil
+import time
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,6 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.errors import InputError
+
+LAYOUTS = "x_train, y_train, x_test, y_test (and client_train, client_test), or x, y (and client)"
+"""The arrays of an .npz that is a data set."""
+
+_BIG = ("x_train", "x_test")
+_SMALL = ("y_train", "y_test", "client_train", "client_test")
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,15 @@ class Arrays:
 
 
 class DataSource(ABC):
-    """A data set plugin; a concrete class is a frozen dataclass whose fields are the options of the data set."""
+    """A data set plugin; a concrete class is a frozen dataclass whose fields are the options of the data set.
+
+    - `about`: what the data set is.
+    - `decoding`: the version of what `load` makes of the files.  From 1 on, what it makes of large ones is kept in the
+      cache and mapped into memory, so that processes share it; a `load` that gives other arrays has the next version.
+    """
 
     about: ClassVar[About]
+    decoding: ClassVar[int] = 0
 
     @abstractmethod
     def files(self, root: Path, /) -> list[Path]:
@@ -69,38 +86,81 @@ class DataSource(ABC):
     def load(self, root: Path, /) -> Arrays:
         """Return the decoded arrays; `fedbench.data.load` checks them."""
 
+    def fetch(self, root: Path, /) -> None:
+        """Get the files that are missing; raises InputError if that is not possible, as it is here."""
+        raise _missing(next(file for file in self.files(root) if not file.is_file()), root)
+
+    def describe(self, root: Path, /) -> About:
+        """Return what the data set is if it is read from `root`."""
+        return self.about
+
 
 def data_root(given: Path | None = None) -> Path:
     """Return the folder of the user's data: the given one, else $FEDBENCH_DATA, else ./data."""
     return given or Path(os.environ.get("FEDBENCH_DATA") or "data")
 
 
-def fingerprint(source: DataSource, root: Path) -> str:
-    """Return the sha256 over the bytes of the source's files, in the source's order and whatever their names.
+def cache_folder(root: Path) -> Path:
+    """Return the folder of what was made of large files: $FEDBENCH_CACHE, else `cache` in the user's data."""
+    return Path(os.environ.get("FEDBENCH_CACHE") or root / "cache")
 
-    Raises InputError if a file is missing.
+
+def present(source: DataSource, root: Path) -> list[Path]:
+    """Return the source's files, fetched as far as they are missing; raises InputError if that is not possible."""
+    files = source.files(root)
+    if not all(file.is_file() for file in files):
+        source.fetch(root)
+        files = source.files(root)
+        for file in files:
+            if not file.is_file():
+                raise _missing(file, root)
+    return files
+
+
+def fingerprint(source: DataSource, root: Path) -> str:
+    """Return the sha256 of the source's content: see `hash_files`; the names of the files do not enter.
+
+    Files that are missing are fetched; raises InputError if that is not possible.
     """
-    return hash_files(_existing(source, root))
+    files = present(source, root)
+    return _remembered(files, root) if _large(files) else hash_files(files)
 
 
 def load(source: DataSource, root: Path) -> Arrays:
-    """Return the source's arrays, checked.
+    """Return the source's arrays, checked; do not write to them.
 
-    Raises InputError, naming the file, if one is missing or unreadable, or if what it holds is not a data set.
+    Files that are missing are fetched.  Raises InputError, naming the file, if that is not possible, if one is
+    unreadable, or if what it holds is not a data set.
     """
-    files = _existing(source, root)
+    files = present(source, root)
+    if source.decoding and _large(files):
+        return _shared(source, root, files)
+    return decode(source, root, files)
+
+
+def decode(source: DataSource, root: Path, files: list[Path]) -> Arrays:
+    """Return the arrays of a source whose files are there, checked, whatever the cache holds."""
     arrays = source.load(root)
-    validate(arrays, ", ".join(map(str, files)) or type(source).__name__)
+    validate(arrays, place(files) or type(source).__name__)
     return arrays
 
 
-def hash_files(files: list[Path]) -> str:
-    """Return the sha256 over the sha256 of each file."""
-    total = hashlib.sha256()
+def place(files: Sequence[Path]) -> str:
+    """Return files as words."""
+    if len(files) > 4:
+        return f"{os.path.commonpath(files)} ({len(files)} files)"
+    return ", ".join(map(str, files))
+
+
+def hash_files(files: Sequence[Path]) -> str:
+    """Return the sha256 of a file; of several files, the sha256 over the sha256 of each, in their order."""
+    digests = []
     for file in files:
         with file.open("rb") as stream:
-            total.update(hashlib.file_digest(stream, "sha256").digest())
-    return total.hexdigest()
+            digests.append(hashlib.file_digest(stream, "sha256"))
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -116,6 +176,21 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not a readable .npz archive of plain arrays ({reason})") from None
+
+
+def by_part(held: Mapping[str, NDArray[Any]], where: str) -> dict[str, Any]:
+    """Return what an archive holds under the names of `Arrays`; x, y and client alone are training arrays.
+
+    Labels and clients become int64; other arrays in the archive are left out.  Raises InputError, beginning with
+    `where`, if they are not whole numbers, or if arrays are missing.
+    """
+    if "x_train" not in held:
+        held = {{"x": "x_train", "y": "y_train", "client": "client_train"}.get(k, k): v for k, v in held.items()}
+    if not {"x_train", "y_train"} <= held.keys() or ("x_test" in held) != ("y_test" in held):
+        raise InputError(f"{where}: holds {', '.join(sorted(held)) or 'nothing'}; want {LAYOUTS}")
+    parts: dict[str, Any] = {name: _whole(held[name], f"{where}: {name}") for name in _SMALL if name in held}
+    parts |= {name: held[name] for name in _BIG if name in held}
+    return {"x_test": parts["x_train"][:0], "y_test": parts["y_train"][:0]} | parts
 
 
 def validate(arrays: Arrays, where: str) -> None:
@@ -164,9 +239,98 @@ def _validate_part(arrays: Arrays, part: str, where: str) -> None:
         )
 
 
-def _existing(source: DataSource, root: Path) -> list[Path]:
-    files = source.files(root)
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"{file}: no such file; put it there, or name the folder with your data (now {root})")
-    return files
+def _whole(values: NDArray[Any], where: str) -> NDArray[np.int64]:
+    if values.dtype.kind not in "ui":
+        raise InputError(f"{where} is {values.dtype}; want whole numbers from 0")
+    return values.astype(np.int64)
+
+
+def _missing(file: Path, root: Path) -> InputError:
+    return InputError(f"{file}: no such file; put it there, or name the folder with your data (now {root})")
+
+
+# --- what large files come to is kept
+
+_LARGE = 4 * 2**20
+"""Bytes of files from which on hashing and decoding take longer than looking up what they came to."""
+
+_SETTLED = 2.0
+"""Seconds after which a file's times tell of any further change to it."""
+
+
+def _large(files: Sequence[Path]) -> bool:
+    return sum(file.stat().st_size for file in files) >= _LARGE
+
+
+def _remembered(files: Sequence[Path], root: Path) -> str:
+    """Return the hash of files, computed anew only if one has changed its size, times or place on the disk."""
+    stats = [(str(file), file.stat()) for file in files]
+    state = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
+    memo = cache_folder(root) / f"{_sha256(state)[:16]}.sha256"
+    with suppress(OSError):
+        return memo.read_text()
+    digest = hash_files(files)
+    if max(max(s.st_mtime, s.st_ctime) for _, s in stats) < time.time() - _SETTLED:
+        with suppress(OSError):  # a folder that cannot be written to remembers nothing
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            part = memo.with_suffix(f".{os.getpid()}.part")
+            part.write_text(digest)
+            part.replace(memo)
+    return digest
+
+
+def _shared(source: DataSource, root: Path, files: list[Path]) -> Arrays:
+    """Return the arrays mapped from the cache, where the first of all processes that want them puts them."""
+    from filelock import FileLock
+
+    recipe = [repr(source), source.decoding, fingerprint(source, root)]
+    folder = cache_folder(root) / f"{type(source).__name__.lower()}-{_sha256(recipe)[:16]}"
+    if (kept := _mapped(folder)) is not None:
+        return kept
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock").acquire()
+    except (OSError, NotImplementedError):  # a cache that cannot be written to: everybody has a copy
+        return decode(source, root, files)
+    with lock:
+        if (kept := _mapped(folder)) is not None:
+            return kept
+        arrays = decode(source, root, files)
+        with suppress(OSError):  # no space left
+            _keep(arrays, folder)
+        return _mapped(folder) or arrays
+
+
+def _keep(arrays: Arrays, folder: Path) -> None:
+    """Write arrays into a folder, which appears only when it is complete."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    held = {name: value for name in (*_BIG, *_SMALL) if (value := getattr(arrays, name)) is not None}
+    for name, value in held.items():
+        np.save(part / f"{name}.npy", value, allow_pickle=False)
+    rest = {name: getattr(arrays, name) for name in ("classes", "mean", "std", "augment")}
+    (part / "rest.json").write_text(json.dumps({"held": list(held), "rest": rest}), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+
+
+def _mapped(folder: Path) -> Arrays | None:
+    """Return the arrays in a folder, samples mapped into memory; None if they are not there or damaged."""
+    try:
+        about = json.loads((folder / "rest.json").read_text(encoding="utf-8"))
+        held: dict[str, Any] = {name: _read_npy(folder / f"{name}.npy", name in _BIG) for name in about["held"]}
+        rest: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in about["rest"].items()
+        }
+        return Arrays(**held, **rest)
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_npy(path: Path, mapped: bool) -> NDArray[Any]:
+    return np.asarray(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
