@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.cells import Cell, source
+from fedbench.data import data_root
 from fedbench.store import Status, Store
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Results:
     """All planned cells in the suite's order.
 
     - `cards`: of the partitions drawn so far, by the cells' `partition_key` (see `fedbench.partition.draw`).
-    - `sources`: where the data come from, by the data set's name in the cells' recipes.
+    - `sources`: where the data come from, by their content hash in the cells' recipes.
     """
 
     cells: tuple[Result, ...]
@@ -88,10 +89,11 @@ class Results:
         return pd.DataFrame(rows)
 
 
-def collect(store: Store, cells: Iterable[Cell], base: Path | None = None) -> Results:
+def collect(store: Store, cells: Iterable[Cell], base: Path | None = None, data: Path | None = None) -> Results:
     """Return the cells with what the store holds of them; the same cell under two labels is in it twice.
 
-    `base` is the folder that paths of plugins start from.  InputError if the store is damaged.
+    `base` is the folder that paths of plugins start from, `data` that of the user's data (see `data_root`).  InputError
+    if the store is damaged.
     """
     results, cards, sources = [], {}, {}
     found: dict[str, Result] = {}
@@ -101,9 +103,9 @@ def collect(store: Store, cells: Iterable[Cell], base: Path | None = None) -> Re
         results.append(replace(found[cell.key], cell=cell))
         if cell.partition_key not in cards and (card := store.card(cell)):
             cards[cell.partition_key] = card
-        data = cell.recipe["dataset"]["name"]
-        if data not in sources:
-            sources[data] = source(cell, base).about
+        content = cell.recipe["dataset"]["content"]
+        if content not in sources:
+            sources[content] = source(cell, base).describe(data_root(data))
     return Results(tuple(results), cards, sources)
 
 

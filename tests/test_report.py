@@ -82,7 +82,7 @@ def compared(*results: Result, metric: str = "test/accuracy", name: str = "study
     found = Results(
         results,
         {results[0].cell.partition_key: CARD},
-        {"digits": About("Some digits", "a museum", "CC0", "A. Author, 1998")},
+        {"d" * 64: About("Some digits", "a museum", "CC0", "A. Author, 1998")},
     )
     return compare(found, Suite(name=name, description=description, metric=metric))
 

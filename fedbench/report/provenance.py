@@ -86,11 +86,11 @@ def _digest(suite: Suite) -> str:
 
 def _data(results: Results) -> list[tuple[str, str]]:
     pairs = []
-    for name, about in results.sources.items():
-        cells = [result.cell for result in results.cells if result.cell.recipe["dataset"]["name"] == name]
+    for content, about in results.sources.items():
+        cells = [result.cell for result in results.cells if result.cell.recipe["dataset"]["content"] == content]
+        name = cells[0].recipe["dataset"]["name"]
         said = [about.title, about.source, about.licence, *([about.citation] if about.citation else [])]
-        content = _listed(cell.recipe["dataset"]["content"][:16] for cell in cells)
-        pairs.append((f"data {cells[0].specs.get(name, name)}", "; ".join([*said, f"sha256 {content}"])))
+        pairs.append((f"data {cells[0].specs.get(name, name)}", "; ".join([*said, f"sha256 {content[:16]}"])))
     return pairs
 
 
