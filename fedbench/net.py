@@ -105,6 +105,7 @@ class Net:
         self.private: frozenset[str] = frozenset()
         self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._dropouts = _mask_dropouts(model)
+        self._bound = False
         self.evaluation_module = _BodyHead(model.to(self.device, dtype)).eval()
         self.training_module = copy.deepcopy(self.evaluation_module).train()
         self._forward: Forward = lambda params, x: _call(self.evaluation_module, params, x)
@@ -137,8 +138,26 @@ class Net:
 
     def training(self, masks: Sequence[Tensor]) -> Self:
         """Return the net in training mode with the dropout masks (B, *unit) of one step."""
+        if self._bound:
+            for layer, mask in zip(self._dropout_layers(), masks, strict=True):
+                layer.mask = mask
+            return self
         extra = {f"net.{path}.mask": mask for path, mask in zip(self._dropouts, masks, strict=True)}
         return self.calling(lambda params, x: _call(self.training_module, params, x, extra))
+
+    def bound(self, params: Params) -> Self:
+        """Return a training net whose modules hold `params` themselves, which saves putting them in at every step.
+
+        Only for one thread, and as long as the tensors in `params` stay the same ones.
+        """
+        module = self.training_module
+        for name, tensor in params.items():
+            path, _, leaf = f"net.{name}".rpartition(".")
+            owner = module.get_submodule(path)
+            (owner._parameters if leaf in owner._parameters else owner._buffers)[leaf] = tensor
+        view = self.calling(lambda p, x: module(x) if p is params else _call(module, p, x))
+        view._bound = True
+        return view
 
     def calling(self, forward: Forward) -> Self:
         """Return a view of this net that computes embeddings and logits by another function of (params, x)."""

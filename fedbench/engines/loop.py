@@ -28,7 +28,8 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
     began = time.perf_counter()
     kept = {name: tensor[place] for name, tensor in job.kept.items()}
     down = tree_map(lambda tensor: tensor[place], job.down)
-    params = begin(job.method, job.net, kept, down)
+    params = {name: _fast(tensor) for name, tensor in begin(job.method, job.net, kept, down).items()}
+    bound = job.net.bound(params)
     steps = plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
     masks = job.net.masks(torch.tensor([step.key for step in steps], device=job.net.device), job.training.batch_size)
     losses: dict[str, list[Tensor]] = {}
@@ -43,7 +44,7 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
                 continue
             if step.epoch != epoch:
                 epoch, memory = step.epoch, job.method.init_memory(job.net)
-            net = job.net.training([mask[place_in_round, : len(step.samples)] for mask in masks])
+            net = bound.training([mask[place_in_round, : len(step.samples)] for mask in masks])
             memory = _take_step(job, net, step, params, updater, down, memory, losses)
         job.probe(f"phase/{phase.name}", client, params)
     job.probe("trained", client, params)
@@ -54,6 +55,11 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Message, W
     )
     samples = sum(len(step.samples) for step in steps)
     return *reply, Work(means, len(steps), samples, time.perf_counter() - began)
+
+
+def _fast(tensor: Tensor) -> Tensor:
+    """Return images and convolution weights in channels-last memory, where pooling takes a tenth of the time."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def _take_step(
@@ -69,7 +75,7 @@ def _take_step(
     """Take one optimiser step on `params` in place, note its losses, and return the method's memory."""
     key = torch.tensor([step.key], device=job.net.device)
     x, y = batch_inputs(job.data, step.samples[None], key)[0], job.data.y[step.samples]
-    batch = Batch(x, y, torch.ones(len(y), dtype=x.dtype, device=x.device))
+    batch = Batch(_fast(x), y, torch.ones(len(y), dtype=x.dtype, device=x.device))
     trained = [params[name].requires_grad_() for name in updater.names]
     goal = objective(job.method, net, params, batch, down)
     if trained:

@@ -11,12 +11,11 @@ pooling and are done after it, on a quarter of the values.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from fedbench.net import MaskedDropout, Net
 
@@ -71,8 +70,8 @@ class _Stack:
 class Lowering:
     """A net whose layers all have a stacked form; `of` makes one, or gives None."""
 
-    def __init__(self, net: Net, body: list[tuple[str, nn.Module]], head: list[tuple[str, nn.Module]]) -> None:
-        self._net, self._body, self._head = net, body, head
+    def __init__(self, body: list[tuple[str, nn.Module]], head: list[tuple[str, nn.Module]]) -> None:
+        self._body, self._head = body, head
         layers = dict([*body, *head])
         self._convolutions = {f"{path}.weight" for path, layer in layers.items() if isinstance(layer, nn.Conv2d)}
         self._matrices = {f"{path}.weight" for path, layer in layers.items() if isinstance(layer, nn.Linear)}
@@ -88,7 +87,7 @@ class Lowering:
         spatial = [isinstance(layer, nn.Conv2d | nn.BatchNorm2d) for _, layer in [*body, *head]]
         if any(spatial) and any(flattened[: len(spatial) - spatial[::-1].index(True)]):
             return None  # a convolution after flattening
-        return cls(net, body, head)
+        return cls(body, head)
 
     def allocate(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copy of a stacked parameter (A, ...) in the memory layout in which its layer computes."""
@@ -97,16 +96,6 @@ class Lowering:
         if name in self._matrices:
             return tensor.transpose(1, 2).contiguous().clone().transpose(1, 2)
         return tensor.clone(memory_format=torch.contiguous_format)
-
-    def net(self, masks: Sequence[Tensor]) -> Net:
-        """Return the net with one client's dropout masks; it must be called under `torch.func.vmap` over clients."""
-
-        def forward(params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-            names = tuple(params)
-            embedding, logits = _StackedCall.apply(self, names, len(masks), x, *masks, *params.values())
-            return embedding, logits
-
-        return self._net.calling(forward)
 
     def run(self, params: Mapping[str, Tensor], masks: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings (A, B, width) and logits (A, B, classes) of stacked parameters, masks and inputs."""
@@ -118,28 +107,6 @@ class Lowering:
         for path, layer in self._head:
             _apply(stack, path, layer, params, queue)
         return embedding, stack.spread()
-
-
-class _StackedCall(Function):
-    """Hands the whole network to the lowering when vmap meets it, instead of layer by layer."""
-
-    @staticmethod
-    def forward(*_: Any) -> Any:
-        raise AssertionError("the lowering computes stacked clients only, under vmap")
-
-    @staticmethod
-    def setup_context(*_: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], *operands: Any) -> Any:
-        lowering, names, count, *tensors = operands
-        stacked = [
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(tensors, dims[3:], strict=True)
-        ]
-        x, masks, values = stacked[0], stacked[1 : 1 + count], stacked[1 + count :]
-        return lowering.run(dict(zip(names, values, strict=True)), masks, x), 0
 
 
 def _flat(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -153,12 +153,17 @@ def _take_step(
     frozen = {name: tensor for name, tensor in views.items() if name not in trained}
     down = tree_map(lambda tensor: tensor[rows], chunk.down)
 
-    def one(trained: Params, frozen: Params, batch: Batch, down: Message, masks: list[Tensor]) -> Any:
-        net = chunk.lowering.net(masks) if chunk.lowering else chunk.net.training(masks)
-        goal = objective(job.method, net, {**frozen, **trained}, batch, down)
+    ready = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else None
+
+    def one(trained: Params, frozen: Params, batch: Batch, down: Message, masks: list[Tensor], ready: Any) -> Any:
+        params = {**frozen, **trained}
+        net = chunk.net.training(masks)
+        if ready is not None:
+            net = _answering(net, params, batch.x, ready)
+        goal = objective(job.method, net, params, batch, down)
         return goal.mean, goal.parts, {} if goal.seen is None else {"seen": goal.seen}
 
-    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks)
+    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, ready)
     if trained:
         slopes = torch.autograd.grad(mean.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
         updater.update(chunk.params, dict(zip(trained, slopes, strict=True)), rows)
@@ -169,6 +174,12 @@ def _take_step(
         observed = vmap(job.method.observe)({n: t[rows] for n, t in memory.items()}, batch, seen["seen"])
         for name, tensor in observed.items():
             memory[name][rows] = tensor
+
+
+def _answering(net: Net, params: Params, x: Tensor, ready: tuple[Tensor, Tensor]) -> Net:
+    """Return the net with the answer to its one usual question at hand: the lowering found it for all clients at once,
+    outside of vmap.  Any other question, such as that about another model, goes through vmap."""
+    return net.calling(lambda p, inputs: ready if p is params and inputs is x else net(p, inputs))
 
 
 def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
