@@ -1,6 +1,7 @@
 """A data set as plain arrays: what a data plugin gives, how its files are read, checked and identified."""
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -259,7 +260,7 @@ _SETTLED = 2.0
 
 
 def _large(files: Sequence[Path]) -> bool:
-    return sum(file.stat().st_size for file in files) >= _LARGE
+    return any(size >= _LARGE for size in itertools.accumulate(file.stat().st_size for file in files))
 
 
 def _remembered(files: Sequence[Path], root: Path) -> str:
@@ -283,7 +284,7 @@ def _shared(source: DataSource, root: Path, files: list[Path]) -> Arrays:
     """Return the arrays mapped from the cache, where the first of all processes that want them puts them."""
     from filelock import FileLock
 
-    recipe = [repr(source), source.decoding, fingerprint(source, root)]
+    recipe = [repr(source), source.decoding, _remembered(files, root)]
     folder = cache_folder(root) / f"{type(source).__name__.lower()}-{_sha256(recipe)[:16]}"
     if (kept := _mapped(folder)) is not None:
         return kept

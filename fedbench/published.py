@@ -241,9 +241,12 @@ def _write(stream: Any, path: Path) -> None:
 
 
 def idx_file(folder: Path, name: str) -> Path:
-    """Return the place of an idx file: unpacked if that is there, else compressed with gzip."""
-    plain = folder / name
-    return plain if plain.is_file() else folder / f"{name}.gz"
+    """Return the place of an idx file: unpacked only if that alone is there, else compressed with gzip.
+
+    So the content that is hashed stays the same when somebody unpacks it.
+    """
+    plain, packed = folder / name, folder / f"{name}.gz"
+    return plain if plain.is_file() and not packed.is_file() else packed
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

@@ -115,8 +115,11 @@ def test_mnist_is_read_compressed_and_unpacked(tmp_path: Path, digits: dict[str,
     np.testing.assert_array_equal(arrays.y_test, digits["y_test"])
     assert arrays.y_train.dtype == np.int64
     assert (arrays.shape, arrays.classes, arrays.mean, arrays.std) == ((1, 28, 28), 10, (0.1307,), (0.3081,))
+    packed = data.fingerprint(Mnist(), tmp_path)
     for file in Mnist().files(tmp_path):
         file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+    assert data.fingerprint(Mnist(), tmp_path) == packed
+    for file in Mnist().files(tmp_path):
         file.unlink()
     np.testing.assert_array_equal(data.load(Mnist(), tmp_path).x_test, arrays.x_test)
 
