@@ -267,11 +267,12 @@ class _Maker:
         mixed = part.get("mixed", [])
         if not mixed:
             raise InputError(f"{where}: mixed: is missing, though a row says `models: mixed`")
-        places = [f"{where}: mixed.{number}" for number in range(len(mixed))]
-        return [
-            self._plugin("models", *_choice({"model": model}, "model", place), place)
-            for model, place in zip(mixed, places, strict=True)
-        ]
+        made = []
+        for number, model in enumerate(mixed):
+            place = f"{where}: mixed.{number}"
+            name, options = _choice({"model": _over_model(model, part)}, "model", place)
+            made.append(self._plugin("models", name, options, place))
+        return made
 
     def _method(self, label: str, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         spec = row.get("method") or label
@@ -318,6 +319,14 @@ def _choice(part: Mapping[str, Any], key: str, where: str) -> tuple[str, dict[st
     if not choice or not isinstance(choice.get("name"), str):
         raise InputError(f"{where}: {key}: is missing" + (" its name" if choice else ""))
     return choice["name"], {name: value for name, value in choice.items() if name != "name"}
+
+
+def _over_model(mixed: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one of the mixed models with what it leaves out taken from `model`, unless that has another name."""
+    model = part.get("model") or {}
+    if isinstance(model, str):  # a grid's value
+        model = {"name": model}
+    return {**model, **mixed} if mixed.get("name", model.get("name")) == model.get("name") else dict(mixed)
 
 
 def _build(kind: plugins.Kind, cell: Cell, recipe: Mapping[str, Any], base: Path | None) -> Any:

@@ -5,7 +5,7 @@
     partition_seeds: [1234]
     dataset: mnist_mini                    # or {name: mnist_mini, option: value}
     model: cnn_mnist
-    mixed: [{name: cnn_mnist, channels: 18}, {name: cnn_mnist, channels: 22}]     # of the rows that say `models: mixed`
+    mixed: [{channels: 18}, {channels: 22}]     # of the rows that say `models: mixed`; what they leave out is `model`'s
     partition: {name: nway_kshot, n: 3, k: 100, stdev: 2}
     training: {rounds: 10, optimizer: {lr: 0.01}}
     grid: {partition.n: [3, 4, 5]}         # every combination of values

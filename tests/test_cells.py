@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_a_plugin_in_a_file_is_known_by_its_content(expand: Expand, tmp_path: Pa
     assert expand(text)[-1].key != before.key
     (tmp_path / "mine.py").write_text(METHOD)
     assert expand(text)[-1].key == before.key
+
+
+def test_mixed_models_leave_to_the_model_what_is_the_same_for_all(expand: Expand) -> None:
+    def models(line: str, *sets: str) -> list[dict[str, Any]]:
+        text = re.sub("model: .*\nmixed: .*", line, SMALL).replace("local:", "local: {models: mixed}")
+        recipes: list[dict[str, Any]] = expand(text, *sets)[0].recipe["models"]
+        return recipes
+
+    one = {"name": "cnn_mnist", "options": {"channels": 2, "dropout": 0.0, "width": 50}}
+    two = {"name": "cnn_mnist", "options": {"channels": 9, "dropout": 0.0, "width": 50}}
+    line = "model: {name: cnn_mnist, dropout: 0.0, channels: 9}\nmixed: [{channels: 2}, {name: cnn_mnist}]"
+    assert models(line) == [one, two]
+    assert [m["options"]["dropout"] for m in models(line, "model.dropout=0.25")] == [0.25, 0.25]
+    other = models("model: {name: mlp, hidden: [3]}\nmixed: [{name: cnn_mnist, dropout: 0.0, channels: 2}, mlp]")
+    assert other == [one, {"name": "mlp", "options": {"hidden": [3], "dropout": 0.0}}]
 
 
 def test_mixed_models(expand: Expand) -> None:
