@@ -167,8 +167,8 @@ class FedProto(Method):
         prototype = [int(client["correct/prototype_own"].sum()) for client in examples]
         cumulative_head, cumulative_prototype = cumulative(head, prototype, [len(c["correct/head"]) for c in examples])
         return {
-            "cumulative/head": cumulative_head,
-            "cumulative/prototype": cumulative_prototype,
+            "accuracy/cumulative/head": cumulative_head,
+            "accuracy/cumulative/prototype": cumulative_prototype,
             "last_batch/proto": [last_batch_mean(client["loss/proto"]) for client in examples],
         }
 

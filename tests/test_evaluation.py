@@ -240,8 +240,8 @@ def test_cumulative_accuracies_are_logged_under_their_own_names() -> None:
         for name in ("head", "prototype_own")
     }
     wanted_head, wanted_prototype = cumulative(hits["head"], hits["prototype_own"], TOTALS)
-    assert outcome.metrics["test/cumulative/head"][0].tolist() == pytest.approx(wanted_head)
-    assert outcome.metrics["test/cumulative/prototype"][0].tolist() == pytest.approx(wanted_prototype)
+    assert outcome.metrics["test/accuracy/cumulative/head"][0].tolist() == pytest.approx(wanted_head)
+    assert outcome.metrics["test/accuracy/cumulative/prototype"][0].tolist() == pytest.approx(wanted_prototype)
     assert wanted_head != pytest.approx(outcome.metrics["test/accuracy/head"][0].tolist())
 
 

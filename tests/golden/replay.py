@@ -318,8 +318,8 @@ def _check_outcome(case: dict[str, Any], comparison: Comparison, outcome: Outcom
         "correct_proto_all": "test/accuracy/prototype_all",
     }
     plain = {
-        "legacy_l": "test/cumulative/head",
-        "legacy_g": "test/cumulative/prototype",
+        "legacy_l": "test/accuracy/cumulative/head",
+        "legacy_g": "test/accuracy/cumulative/prototype",
         "legacy_proto_loss": "test/last_batch/proto",
     }
     regulariser = {"fedprox": "prox", "fedproto": "proto"}.get(case["method"])
