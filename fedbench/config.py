@@ -12,6 +12,8 @@
     methods:                               # label -> row, or a list of names
       fedprox: {mu: 0.1}                   # hyperparameters stand beside the keys of `Row`
     metric: test/accuracy                  # of the report's table
+    further_metrics: [test/accuracy/head]  # in a table beside it
+    reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
     experiments: [{dataset: mnist}]        # each is laid over what stands above
 
 Here only what needs no plugin is checked; names and options are when the cells are made (`fedbench.cells.expand`).
@@ -171,6 +173,8 @@ class Suite(_Part):
     seeds: Seeds = [0]
     partition_seeds: Seeds = [1234]
     metric: str = "test/accuracy"
+    further_metrics: Annotated[list[str], AfterValidator(_check_names)] = []
+    reference: str = ""
     experiments: list[Experiment] = []
 
     _file: str = PrivateAttr("suite")

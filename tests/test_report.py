@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from fedbench.config import Suite
 from fedbench.data import About
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
+from fedbench.reference import Reference
 from fedbench.report import FORMATS, compare, markdown, terminal
-from fedbench.report.table import Comparison, Entry
+from fedbench.report.table import Comparison, Entry, Table
 from fedbench.results import Result, Results
 
 PROVENANCE = {
@@ -78,13 +79,21 @@ def diverged(one: Cell, rounds: int) -> Result:
     return Result(one, "diverged", f"round {rounds + 1}: client 1 sent 'w' with values that are not finite", out)
 
 
-def compared(*results: Result, metric: str = "test/accuracy", name: str = "study", description: str = "") -> Comparison:
+def compared(
+    *results: Result,
+    metric: str = "test/accuracy",
+    name: str = "study",
+    description: str = "",
+    further: Sequence[str] = (),
+    reference: Reference | None = None,
+) -> Comparison:
     found = Results(
         results,
         {results[0].cell.partition_key: CARD},
         {"d" * 64: About("Some digits", "a museum", "CC0", "A. Author, 1998")},
     )
-    return compare(found, Suite(name=name, description=description, metric=metric))
+    suite = Suite(name=name, description=description, metric=metric, further_metrics=list(further))
+    return compare(found, suite, reference)
 
 
 def entry(comparison: Comparison, row: int = 0, column: int = 0, block: int = 0) -> Entry:
@@ -263,6 +272,68 @@ def test_clients_without_test_samples_are_counted() -> None:
     comparison = compared(done(cell("local"), 0.5, math.nan, 0.7, test=(5, 0, 15)))
     assert (entry(comparison).mean, entry(comparison).pooled) == (0.6, 0.65)
     assert "local, partition_seed=7, seed=0: 1 of 3 clients have no value" in comparison.notes[0]
+
+
+# --- beside the metric
+
+PUBLISHED = Reference(
+    "paper.csv",
+    ("n", "method"),
+    {
+        (3.0, "local"): {"accuracy_mean": 94.05, "accuracy_std": 2.93, "rounds": 0, "params_thousands": 0},
+        (3.0, "fedavg"): {"accuracy_mean": 40.0, "accuracy_std": 6.48, "rounds": 150, "params_thousands": 4},
+        (4.0, "fedavg"): {"accuracy_mean": 50.5, "accuracy_std": math.nan},
+    },
+)
+
+
+def table(comparison: Comparison, title: str) -> Table:
+    (found,) = (table for table in comparison.tables if title in table.title)
+    return found
+
+
+def test_what_was_published_stands_beside_the_numbers() -> None:
+    comparison = compared(*planned(n=(3, 4)), Result(cell("fedprox"), "missing"), reference=PUBLISHED)
+    assert comparison.blocks[0].rows[1].entries[0] is not None
+    found = table(comparison, "beside paper.csv")
+    assert found.texts == 2
+    assert found.head[2:6] == ("test/accuracy (%)", "theirs", "gap", "rounds")
+    assert found.rows == (
+        ("local", "n=3", "50.00 ± 0.00", "94.05 ± 2.93", "-44.05", "2", "0", "0.60", "0", ""),
+        ("fedavg", "n=3", "50.00 ± 0.00†", "40.00 ± 6.48", "+10.00", "2", "150", "0.60", "4", "-85.0 %"),
+        ("fedavg", "n=4", "50.00 ± 0.00†", "50.50", "-0.50", "2", "", "0.80", "", ""),
+    )
+    assert any("paper.csv says for the same n, method" in sentence for sentence in comparison.reading)
+    assert "beside paper.csv" in page(comparison)
+    assert "94.05 ± 2.93" in screen(comparison)
+
+
+def test_what_was_published_stands_beside_cells_that_are_missing() -> None:
+    comparison = compared(Result(cell("local"), "missing"), reference=PUBLISHED)
+    assert table(comparison, "beside").rows == (("local", "missing", "94.05 ± 2.93", "", "", "0", "", "0", ""),)
+
+
+def test_without_a_reference_nothing_is_said_about_one() -> None:
+    comparison = compared(*planned(n=(3, 4)))
+    assert not any(
+        "theirs" in text for text in (*comparison.reading, *(t.title + str(t.head) for t in comparison.tables))
+    )
+
+
+def test_further_metrics_have_a_table() -> None:
+    results = [
+        done(cell("fedavg", seed=0), 1.0, 0.0),
+        done(cell("fedavg", seed=1), 0.5, 0.5),
+        Result(cell("fedprox"), "missing"),
+    ]
+    results[0].outcome.metrics["test/accuracy/head"] = np.array([[1.0, 1.0], [0.2, 0.4]])  # type: ignore[union-attr]
+    comparison = compared(*results, further=["test/loss", "test/accuracy/head"])
+    assert np.array(entry(comparison).further) == pytest.approx(np.array([[2.5, 0.25], [0.3, 0.1]]))
+    found = table(comparison, "further metrics")
+    assert found.head == ("row", "test/loss", "test/accuracy/head (%)")
+    assert found.rows == (("fedavg", "2.5000 ± 0.2500", "30.00 ± 10.00"),)
+    with pytest.raises(InputError, match="unknown metric 'test/los'; did you mean 'test/loss'"):
+        compared(*results, further=["test/los"])
 
 
 # --- where cells stand

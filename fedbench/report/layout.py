@@ -44,8 +44,12 @@ class Member:
     @cached_property
     def summary(self) -> Summary | None:
         """The metric's numbers, if the cell completed and measured it."""
+        return self.summarised(self.metric)
+
+    def summarised(self, metric: str) -> Summary | None:
+        """Return any metric's numbers, if the cell completed and measured it."""
         outcome = self.result.outcome if self.result.status == "completed" else None
-        found = summarise(outcome, self.metric) if outcome else None
+        found = summarise(outcome, metric) if outcome else None
         return found if found and found.round else None
 
     @cached_property

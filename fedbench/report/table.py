@@ -4,11 +4,12 @@ All text here is plain: whoever renders it escapes it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedbench.config import Suite
 from fedbench.errors import unknown
+from fedbench.reference import Published, Reference
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
 from fedbench.results import Results, higher_is_better
@@ -28,6 +29,8 @@ class Entry:
     - `spread`: sample deviation (ddof 1) of the means over clients from pair to pair; NaN for a single one.
     - `rounds`, `up_scalars`, `steps`, `seconds`: of `Costs`, averaged over the pairs that completed.
     - `done`, `planned`: pairs.  `trouble` says what became of the others.
+    - `further`: mean and deviation over clients of each further metric, averaged over the pairs that have one.
+    - `published`: what the suite's reference says about it.
     - `beats_control`: whether it is better than the control, on average over the pairs that both have; None if it is
       the control, or there is no such pair.
     """
@@ -44,6 +47,8 @@ class Entry:
     done: int
     planned: int
     trouble: str
+    further: tuple[tuple[float, float], ...]
+    published: Published | None
     beats_control: bool | None
 
 
@@ -96,17 +101,19 @@ class Comparison:
     provenance: tuple[tuple[str, str], ...]
 
 
-def compare(results: Results, suite: Suite) -> Comparison:
-    """Return the comparison of a suite's cells; nothing but the two arguments enters.
+def compare(results: Results, suite: Suite, reference: Reference | None = None) -> Comparison:
+    """Return the comparison of a suite's cells; nothing but the arguments enters.
 
-    InputError if none of the finished cells has measured the suite's metric.
+    InputError if none of the finished cells has measured one of the suite's metrics.
     """
     known = results.metrics()
-    if known and suite.metric not in known:
-        raise unknown("metric", suite.metric, known)
+    for metric in (suite.metric, *suite.further_metrics):
+        if known and metric not in known:
+            raise unknown("metric", metric, known)
     members = [Member(result, suite.metric) for result in results.cells]
     layout = arrange(members)
-    blocks = tuple(_block(layout, title, block) for title, block in grouped(members, layout.title).items())
+    beside = _Beside(suite.further_metrics, reference)
+    blocks = tuple(_block(layout, title, block, beside) for title, block in grouped(members, layout.title).items())
     rows = row_settings(members, layout)
     partitions = partition_rows(members, layout, results.cards)
     return Comparison(
@@ -114,8 +121,8 @@ def compare(results: Results, suite: Suite) -> Comparison:
         description=suite.description,
         metric=suite.metric,
         blocks=blocks,
-        tables=tuple(table for block in blocks for table in _tables(block, suite.metric)),
-        reading=_reading(suite.metric),
+        tables=tuple(table for block in blocks for table in _tables(block, suite.metric, beside)),
+        reading=_reading(suite.metric, beside),
         notes=_notes(members, layout),
         rows=Table("Rows", ("row", "algorithm", "settings"), tuple(rows), texts=3),
         partitions=Table("Partitions", PARTITION_HEAD, tuple(partitions)),
@@ -126,7 +133,15 @@ def compare(results: Results, suite: Suite) -> Comparison:
 # --- numbers
 
 
-def _block(layout: Layout, title: str, members: Sequence[Member]) -> Block:
+@dataclass(frozen=True)
+class _Beside:
+    """What is shown beside the metric and the costs."""
+
+    metrics: Sequence[str]
+    reference: Reference | None
+
+
+def _block(layout: Layout, title: str, members: Sequence[Member], beside: _Beside) -> Block:
     columns = list(grouped(members, layout.heading))
     rows = grouped(members, lambda member: member.label)
     controls = [row for row in rows.values() if _is_control(row[0])]
@@ -134,7 +149,7 @@ def _block(layout: Layout, title: str, members: Sequence[Member]) -> Block:
     def entries(row: Sequence[Member]) -> Iterable[Entry | None]:
         places = grouped(row, layout.heading)
         control = grouped(_control(row[0], controls), layout.heading)
-        return (_entry(places[c], control.get(c, [])) if c in places else None for c in columns)
+        return (_entry(places[c], control.get(c, []), beside) if c in places else None for c in columns)
 
     return Block(title, tuple(columns), tuple(Row(label, tuple(entries(row))) for label, row in rows.items()))
 
@@ -150,7 +165,7 @@ def _control(member: Member, controls: Sequence[Sequence[Member]]) -> Sequence[M
     return next(same, controls[0] if controls else [])
 
 
-def _entry(members: Sequence[Member], control: Sequence[Member]) -> Entry:
+def _entry(members: Sequence[Member], control: Sequence[Member], beside: _Beside) -> Entry:
     found = [member.summary for member in members if member.summary]
     spent = [member.costs for member in members if member.costs]
     means = [summary.mean for summary in found]
@@ -167,8 +182,15 @@ def _entry(members: Sequence[Member], control: Sequence[Member]) -> Entry:
         done=len(found),
         planned=len(members),
         trouble=_troubles(members),
+        further=tuple(_mean_and_std(members, metric) for metric in beside.metrics),
+        published=beside.reference.find(members[0].facts, members[0].metric) if beside.reference else None,
         beats_control=None if _is_control(members[0]) else _beats(members, control),
     )
+
+
+def _mean_and_std(members: Sequence[Member], metric: str) -> tuple[float, float]:
+    found = [summary for member in members if (summary := member.summarised(metric))]
+    return _mean(summary.mean for summary in found), _mean(summary.std for summary in found)
 
 
 def _beats(members: Sequence[Member], control: Sequence[Member]) -> bool | None:
@@ -206,26 +228,48 @@ def _deviation(values: Sequence[float]) -> float:
 _FURTHER = ("pooled", "worst client", "rounds", "up ×10³", "client-steps", "seconds")
 
 
-def _tables(block: Block, metric: str) -> list[Table]:
-    """Return a block as in the paper, rows × columns, with what else there is to say beside it or in a second table."""
-    name = metric + (" (%)" if _percent(metric) else "")
+def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
+    """Return a block as in the paper, rows × columns, with what else there is to say beside it or in further tables."""
+    name = _named(metric)
     if len(block.columns) == 1:
         title = ", ".join(text for text in (block.title, block.columns[0]) if text)
         rows = [(row.label, *_formatted(row.entries[0], metric)) for row in block.rows]
-        return [Table(title, ("row", name, "± seeds", *_FURTHER), tuple(rows))]
-    title = f"{name}: {block.title}" if block.title else name
-    spread = (text for column in block.columns for text in (column, "± seeds"))
-    main = [(row.label, *_side_by_side([_formatted(entry, metric) for entry in row.entries])) for row in block.rows]
-    further = [
-        (row.label, column, *_formatted(entry, metric)[2:])
+        tables = [Table(title, ("row", name, "± seeds", *_FURTHER), tuple(rows))]
+    else:
+        title = f"{name}: {block.title}" if block.title else name
+        spread = (text for column in block.columns for text in (column, "± seeds"))
+        main = [(row.label, *_side_by_side([_formatted(entry, metric) for entry in row.entries])) for row in block.rows]
+        tables = [
+            Table(title, ("row", *spread, "rounds", "up ×10³"), tuple(main)),
+            _listed(
+                block,
+                f"{title}: further numbers",
+                _FURTHER,
+                lambda entry: _formatted(entry, metric)[2:] if entry.done else (),
+            ),
+        ]
+    title = f"{title}: " if title else ""
+    if beside.metrics:
+        head = tuple(map(_named, beside.metrics))
+        tables.append(_listed(block, f"{title}further metrics", head, lambda entry: _further(entry, beside.metrics)))
+    if beside.reference:
+        head = (name, *_PUBLISHED)
+        tables.append(
+            _listed(block, f"{title}beside {beside.reference.name}", head, lambda entry: _compared(entry, metric))
+        )
+    return tables
+
+
+def _listed(block: Block, title: str, head: Sequence[str], texts: Callable[[Entry], Sequence[str]]) -> Table:
+    """Return a table with a line for each of a block's entries that have some texts."""
+    single = len(block.columns) == 1
+    lines = [
+        (row.label, *(() if single else (column,)), *said)
         for row in block.rows
         for column, entry in zip(block.columns, row.entries, strict=True)
-        if entry and entry.done
+        if entry and (said := texts(entry))
     ]
-    return [
-        Table(title, ("row", *spread, "rounds", "up ×10³"), tuple(main)),
-        Table(f"{title}: further numbers", ("row", "column", *_FURTHER), tuple(further), texts=2),
-    ]
+    return Table(title, ("row", *(() if single else ("column",)), *head), tuple(lines), texts=1 if single else 2)
 
 
 def _side_by_side(entries: Sequence[Sequence[str]]) -> list[str]:
@@ -254,12 +298,51 @@ def _formatted(entry: Entry | None, metric: str) -> list[str]:
     ]
 
 
+_PUBLISHED = ("theirs", "gap", "rounds", "theirs", "up ×10³", "theirs", "gap")
+
+
+def _compared(entry: Entry, metric: str) -> list[str]:
+    """Return headline and costs with what was published beside them; nothing if nothing was."""
+    published = entry.published
+    if not published:
+        return []
+    up = entry.up_scalars / published.up_scalars - 1 if published.up_scalars else math.nan
+    return [
+        _headline(entry, metric),
+        _both(published.mean, published.std, metric),
+        _signed(_number(entry.mean - published.mean, metric)),
+        _plain(entry.rounds, 0),
+        _plain(published.rounds, 0),
+        _plain(entry.up_scalars / 1000, 2),
+        _plain(published.up_scalars / 1000, 0),
+        _signed(_plain(100 * up, 1), " %"),
+    ]
+
+
+def _further(entry: Entry, metrics: Sequence[str]) -> list[str]:
+    """Return the further metrics; nothing if the entry has no numbers."""
+    pairs = zip(entry.further, metrics, strict=True)
+    return [_both(mean, std, metric) for (mean, std), metric in pairs] if entry.done else []
+
+
 def _headline(entry: Entry, metric: str) -> str:
     if not entry.done:
         return entry.trouble
     flag = FLAG if entry.beats_control is False else ""
     few = f" ({entry.done} of {entry.planned}; {entry.trouble})" if entry.trouble else ""
-    return f"{_number(entry.mean, metric)} ± {_number(entry.std, metric)}{flag}{few}"
+    return f"{_both(entry.mean, entry.std, metric)}{flag}{few}"
+
+
+def _both(mean: float, std: float, metric: str) -> str:
+    return " ± ".join(text for value in (mean, std) if (text := _number(value, metric)))
+
+
+def _signed(number: str, unit: str = "") -> str:
+    return f"{'' if number.startswith('-') else '+'}{number}{unit}" if number else ""
+
+
+def _named(metric: str) -> str:
+    return metric + (" (%)" if _percent(metric) else "")
 
 
 def _percent(metric: str) -> bool:
@@ -277,9 +360,9 @@ def _plain(value: float, digits: int) -> str:
 # --- words
 
 
-def _reading(metric: str) -> tuple[str, ...]:
+def _reading(metric: str, beside: _Beside) -> tuple[str, ...]:
     worst = "lowest" if higher_is_better(metric) else "highest"
-    return (
+    reading = [
         f"a ± b: mean and standard deviation of {metric} over clients, every client counting the same, in the last "
         "evaluated round (never the best one), averaged over the pairs of partition seed and run seed.",
         "± seeds: standard deviation of that mean from pair to pair; blank for a single pair.",
@@ -287,7 +370,14 @@ def _reading(metric: str) -> tuple[str, ...]:
         "up ×10³: scalars that all clients together upload per round, in thousands; client-steps: optimiser steps of "
         "all clients in all rounds; seconds: of the whole run.",
         f"{FLAG}: not better than the control, {CONTROL}, where everybody trains alone.",
-    )
+    ]
+    if beside.reference:
+        reading += [
+            f"theirs: what {beside.reference.name} says for the same {', '.join(beside.reference.settings)}, ± over "
+            "clients; gap: ours minus theirs, accuracies in points, uploads in percent. Our uploads are counted, not "
+            "declared: trainable scalars that reach the server, without batch norm's statistics.",
+        ]
+    return tuple(reading)
 
 
 def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
