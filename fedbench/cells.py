@@ -111,13 +111,23 @@ def expand(suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> lis
     return list(cells.values())
 
 
-def fingerprints(base: Path, root: Path) -> Callable[[Mapping[str, Any]], str]:
-    """Return the `fingerprint` that `expand` wants, for data under `root` and plugin paths from `base`."""
+NO_DATA = "no data"
+"""Content of a data set whose files are not there, where that is no error; the keys of its cells mean nothing."""
+
+
+def fingerprints(base: Path, root: Path, fetch: bool = True) -> Callable[[Mapping[str, Any]], str]:
+    """Return the `fingerprint` that `expand` wants, for data under `root` and plugin paths from `base`.
+
+    Files that are missing are fetched; or else, with `fetch` false, the content is `NO_DATA`.
+    """
 
     def fingerprint(dataset: Mapping[str, Any]) -> str:
         from fedbench import data
 
-        return data.fingerprint(plugins.build("datasets", dataset["name"], dataset["options"], base, "dataset"), root)
+        found: DataSource = plugins.build("datasets", dataset["name"], dataset["options"], base, "dataset")
+        if not fetch and not all(file.is_file() for file in found.files(root)):
+            return NO_DATA
+        return data.fingerprint(found, root)
 
     return fingerprint
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedbench.executors import Job, Setting
     from fedbench.partition import Partition
     from fedbench.progress import Progress
+    from fedbench.reference import Reference
     from fedbench.store import CellError, Record, Store
     from fedbench.tracking import Tracker
 
@@ -47,6 +48,7 @@ _Sets = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as rounds=5; repeatable.")
 ]
 _Seeds = Annotated[str, typer.Option(metavar="SEED,...", help="Other run seeds, such as 0,1,2.")]
+_Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 _Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of your data; else $FEDBENCH_DATA, else ./data.")]
 _RUNS = Path("runs")
@@ -70,7 +72,7 @@ def run(
     workers: Annotated[
         int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")
     ] = 0,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: _Device = "cpu",
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: Annotated[
@@ -134,12 +136,22 @@ def list_(kind: Annotated[Literal["methods", "datasets", "models", "suites"], ty
 @app.command()
 def show(
     what: Annotated[str, typer.Argument(metavar="CELL|SUITE", help="The beginning of a cell's key, or a suite.")],
+    only: _Only = "",
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    seeds: _Seeds = "",
+    device: _Device = "cpu",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Estimate times, from a few steps of each model.")
+    ] = True,
     out: _Out = _RUNS,
     data: _Data = None,
 ) -> None:
-    """Show everything about one cell, or the cells of a suite and how they stand."""
-    if not re.fullmatch("[0-9a-f]{4,16}", what) or not _show_cell(out, what):
-        _describe(_plan(what, "", [], "", out, data))
+    """Show everything about one cell, or a suite's cells, how they stand, and what they take."""
+    if re.fullmatch("[0-9a-f]{4,16}", what) and _show_cell(out, what):
+        return
+    plan = _plan(what, only, sets, seeds, out, data, fetch=False)
+    _describe(plan)
+    _estimate(plan, device, calibrate)
 
 
 @app.command()
@@ -172,31 +184,40 @@ class _Plan:
     titles: Mapping[str, str]
     data: Path
     store: "Store"
+    reference: "Reference | None"
 
 
-def _plan(name: str, only: str, sets: Sequence[str], seeds: str, out: Path, data: Path | None) -> _Plan:
-    from fedbench import config
+def _plan(
+    name: str, only: str, sets: Sequence[str], seeds: str, out: Path, data: Path | None, fetch: bool = True
+) -> _Plan:
+    """Return what a command is about; with `fetch` false the data may be missing (see `cells.fingerprints`)."""
+    from fedbench import config, reference
     from fedbench.cells import expand, fingerprints, select
     from fedbench.data import data_root
     from fedbench.store import Store
 
     suite = config.override(config.load(name), sets, seeds or None)
     root = data_root(data)
-    cells = expand(suite, fingerprints(suite.base, root))
+    cells = expand(suite, fingerprints(suite.base, root, fetch))
+    published = reference.read(suite, cells)
     if only:
         cells = select(cells, only)
-    return _Plan(suite, cells, _titles(cells), root, Store(out / suite.name))
+    return _Plan(suite, cells, _titles(cells), root, Store(out / suite.name), published)
 
 
 def _titles(cells: "Sequence[Cell]") -> dict[str, str]:
-    """Return what to call each cell: its label, and the facts in which the cells of that label differ."""
+    """Return what to call each cell: its label, and as many facts as tell the cells of that label apart."""
     rows: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for cell in _unique(cells):
         rows.setdefault(cell.label, []).append((cell.key, cell.facts()))
     titles = {}
     for label, found in rows.items():
-        names = dict.fromkeys(name for _, facts in found for name in facts)
-        apart = [name for name in names if len({facts.get(name) for _, facts in found}) > 1]
+        apart: list[str] = []
+        groups = 1
+        for name in dict.fromkeys(name for _, facts in found for name in facts):
+            more = len({tuple(facts.get(one) for one in [*apart, name]) for _, facts in found})
+            if more > groups:  # what follows from the facts before it tells nothing
+                apart, groups = [*apart, name], more
         for key, facts in found:
             titles[key] = " ".join([label, *(f"{name}={facts[name]}" for name in apart if name in facts)])
     return titles
@@ -307,7 +328,8 @@ def _report(plan: _Plan) -> None:
 
     from fedbench import report, results
 
-    comparison = report.compare(results.collect(plan.store, plan.cells, plan.suite.base, plan.data), plan.suite)
+    found = results.collect(plan.store, plan.cells, plan.suite.base, plan.data)
+    comparison = report.compare(found, plan.suite, plan.reference)
     Console().print(report.terminal.render(comparison))
     plan.store.root.mkdir(parents=True, exist_ok=True)
     for suffix, render in report.FORMATS.items():
@@ -323,7 +345,36 @@ def _describe(plan: _Plan) -> None:
     print(f"{plan.suite.name} ({plan.suite.file}) {plan.suite.description}".rstrip())
     print("all cells:", ", ".join(f"{name}={value}" for name, value in common.items() if name != "algorithm"))
     for cell in _unique(plan.cells):
-        print(f"{cell.key}  {plan.store.status(cell):9}  {plan.titles[cell.key]}")
+        key, status = (cell.key, plan.store.status(cell)) if _has_data(cell) else ("-" * len(cell.key), "no data")
+        print(f"{key}  {status:9}  {plan.titles[cell.key]}")
+
+
+def _has_data(cell: "Cell") -> bool:
+    from fedbench.cells import NO_DATA
+
+    return bool(cell.recipe["dataset"]["content"] != NO_DATA)
+
+
+def _estimate(plan: _Plan, device: str, calibrate: bool) -> None:
+    """Print the parameters of the models, and what the cells take in steps and in time."""
+    from fedbench import executors
+    from fedbench.estimate import Estimate, estimate, in_words
+
+    executors.check_device(device)
+    cells = _unique(plan.cells)
+    for name in dict.fromkeys(cell.recipe["dataset"]["name"] for cell in cells if not _has_data(cell)):
+        print(f"{name}: no files here, so there is no estimate; `fedbench data where {name}` says what is missing")
+    setting = executors.Setting(plan.data, plan.suite.base, device)
+    groups: dict[str, list[Estimate]] = {}
+    for found in estimate(filter(_has_data, cells), setting, calibrate):
+        groups.setdefault(found.model, []).append(found)
+    for model, group in groups.items():
+        print(f"{model}: {in_words(group)}")
+    todo = {cell.key for cell in _chosen(plan, "missing")}
+    if not groups:
+        return
+    left = [found for group in groups.values() for found in group if found.cell.key in todo]
+    print(f"to run: {in_words(left, executors.usable_cores() if device == 'cpu' else 1)}")
 
 
 def _show_cell(out: Path, beginning: str) -> bool:

@@ -38,14 +38,14 @@ def plan(
             if training.shuffle:
                 key = keys.derive(seed, "order", round_number, client, epoch)
                 order = samples[keys.permutation(key, len(samples), samples.device)]
-            for index in _batches(order, training):
+            for index in batches(order, training):
                 key = keys.derive(seed, "step", round_number, client, len(steps))
                 steps.append(Step(index, number, epoch, key))
             epoch += 1
     return steps
 
 
-def _batches(order: Tensor, training: Training) -> Sequence[Tensor]:
+def batches(order: Tensor, training: Training) -> Sequence[Tensor]:
     """Return the batches of an epoch; a client too small for any trains on one batch of all it has."""
     batches = torch.split(order, training.batch_size)
     shortest = {"keep": 1, "drop": training.batch_size, "drop_single": min(2, training.batch_size)}[training.last_batch]

@@ -375,10 +375,40 @@ def test_list(fedbench: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert re.search(rf"^{name} +\w", out, re.MULTILINE)
 
 
+def test_show_a_suite_without_its_data(fedbench: Run, tmp_path: Path) -> None:
+    code, out, err = fedbench("show", "table1", "--seeds", "0", "--data", str(tmp_path / "none"))
+    assert (code, err) == (0, "")
+    assert len(re.findall("^-{16}  no data    .* n=[345]$", out, re.MULTILINE)) == 72
+    assert re.findall("^([a-z0-9]+): no files here", out, re.MULTILINE) == ["mnist", "femnist", "cifar10"]
+    assert "to run" not in out
+    assert not (tmp_path / "none").exists()
+
+
+def test_show_without_timing(fedbench: Run, tiny: Tiny) -> None:
+    code, out, err = fedbench("show", str(tiny.file), "--only", "method=fedavg", "--set", "rounds=3", "--no-calibrate")
+    assert (code, err) == (0, "")
+    assert "rounds=3" in out
+    assert re.search(r"^to run: 1 cell, \d+ client-steps$", out, re.MULTILINE)
+
+
+def test_a_reference_that_is_not_there_is_said_before_anything_runs(fedbench: Run, tiny: Tiny) -> None:
+    tiny.change(reference="numbers.csv")
+    code, out, err = fedbench(*arguments(tiny))
+    assert (code, out) == (2, "")
+    assert "reference: no file" in err
+    (tiny.file.parent / "numbers.csv").write_text("method,accuracy_mean\nfedavg,33.3\n")
+    code, out, err = fedbench(*arguments(tiny))
+    assert (code, err) == (0, "")
+    assert "33.30" in (tiny.out / "tiny" / "report.md").read_text()
+
+
 def test_show(fedbench: Run, tiny: Tiny) -> None:
     assert fedbench(*arguments(tiny, "--only", "method=fedavg"))[0] == 0
     code, out, err = fedbench("show", str(tiny.file))
     assert (code, err) == (0, "")
+    pattern = r"^{}: {}, \d+ client-steps, about \d+ s{}$"
+    for words in (("[a-z]+, mlp with \\d+ parameters", "3 cells", " one after the other"), ("to run", "2 cells", ".*")):
+        assert re.search(pattern.format(*words), out, re.MULTILINE)
     assert re.findall("^[0-9a-f]{16}  (.*)$", out, re.MULTILINE) == [
         "missing    local",
         "completed  fedavg",
