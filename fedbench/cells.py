@@ -17,7 +17,9 @@ from fedbench.settings import Training
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
+    from fedbench.engines.choice import EngineName
     from fedbench.federation import Outcome
+    from fedbench.net import Net
     from fedbench.partition import Partition, Partitioner
 
 PROTOCOL = 1
@@ -166,6 +168,8 @@ def run_cell(
     partition: "Partition",
     *,
     device: str = "cpu",
+    engine: "EngineName" = "auto",
+    threads: int = 1,
     base: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> "Outcome":
@@ -179,8 +183,54 @@ def run_cell(
     models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
     training = options.make(Training, cell.recipe["training"], "training")
     return federation.run(
-        method, models, arrays, partition, training, seed=cell.recipe["seed"], device=device, on_round=on_round
+        method,
+        models,
+        arrays,
+        partition,
+        training,
+        seed=cell.recipe["seed"],
+        device=device,
+        engine=engine,
+        threads=threads,
+        on_round=on_round,
     )
+
+
+class Checker:
+    """Finds out before anything runs whether the methods, models and data of cells fit each other."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._nets: dict[str, Net] = {}
+
+    def check(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> None:
+        """Raise InputError if a cell cannot be trained: a shape, an architecture mix, an option that does not fit."""
+        from fedbench import federation
+
+        method = _build("methods", cell, cell.recipe["method"], self._base)
+        training = options.make(Training, cell.recipe["training"], "training")
+        try:
+            nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
+            federation.check(method, nets, training, [len(rows) for rows in partition.train])
+        except InputError as error:
+            hint = ""
+            if len(cell.recipe["models"]) > 1 and not method.mixed_models:
+                able = [name for name in plugins.names("methods") if plugins.load("methods", name).mixed_models]
+                hint = f"; methods that can: {', '.join(able)}"
+            raise InputError(
+                f"{cell.suite}: {cell.label} on {cell.recipe['dataset']['name']}: {error}{hint}"
+            ) from error
+        except Exception:  # a fault in somebody's plugin: its cells will fail, the others run
+            return
+
+    def _net(self, cell: Cell, model: Mapping[str, Any], training: Training, arrays: "Arrays") -> "Net":
+        from fedbench import federation
+
+        key = _canonical([model, arrays.shape, arrays.classes, training.dtype, training.batch_norm])
+        if key not in self._nets:
+            factory = _build("models", cell, model, self._base)
+            self._nets[key] = federation.make_net(factory, arrays.shape, arrays.classes, training)
+        return self._nets[key]
 
 
 def source(cell: Cell, base: Path | None = None) -> "DataSource":

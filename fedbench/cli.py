@@ -37,6 +37,7 @@ app = typer.Typer(
 app.add_typer(data_commands.app, name="data")
 
 
+EngineName = Literal["auto", "loop", "vectorised"]  # as in fedbench.engines.choice, which imports torch
 Policy = Literal["missing", "failed", "all"]
 _POLICIES = (
     "missing: cells without an outcome (an error is none). failed: cells that ended in an error or diverged. "
@@ -73,6 +74,10 @@ def run(
         int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")
     ] = 0,
     device: _Device = "cpu",
+    engine: Annotated[
+        EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each cell.")] = 1,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: Annotated[
@@ -93,7 +98,8 @@ def run(
     executors.check_device(device)
     tracker = None if tracking_uri == "none" else Tracker(plan.store, plan.suite.name, tracking_uri or local_uri(out))
     with plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True)):
-        errors = _run(plan, policy, device, workers, tracker)
+        setting = _setting(plan, _chosen(plan, policy), device, engine, workers, threads)
+        errors = _run(plan, policy, setting, tracker)
     if any(plan.store.has(cell) for cell in plan.cells):
         _report(plan)
     if errors:
@@ -237,17 +243,26 @@ def _chosen(plan: _Plan, policy: Policy) -> "list[Cell]":
     return [cell for cell in _unique(plan.cells) if wanted is None or plan.store.status(cell) in wanted]
 
 
-def _run(plan: _Plan, policy: Policy, device: str, workers: int, tracker: "Tracker | None") -> "list[CellError]":
+def _setting(
+    plan: _Plan, todo: "Sequence[Cell]", device: str, engine: "EngineName", workers: int, threads: int
+) -> "Setting":
+    """Return how the cells will run; by default as many at a time as cores allow."""
+    from fedbench import executors
+
+    many = max(1, executors.usable_cores() // threads) if device == "cpu" else 1
+    workers = min(workers or many, max(len(todo), 1))
+    return executors.Setting(plan.data, plan.suite.base, device, workers, threads, engine)
+
+
+def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | None") -> "list[CellError]":
     """Run, store and log the chosen cells; return the failures."""
     from fedbench import executors
     from fedbench.store import CellError
 
     todo = _chosen(plan, policy)
-    workers = min(workers or (executors.usable_cores() if device == "cpu" else 1), max(len(todo), 1))
-    setting = executors.Setting(plan.data, plan.suite.base, device, workers)
     print(f"{plan.suite.name}: {len(plan.titles)} cells, {len(todo)} to run", flush=True)
     jobs = _jobs(plan, todo, setting)
-    execute = executors.EXECUTORS["inline" if workers == 1 else "processes"]
+    execute = executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]
     errors = []
     try:
         with _progress(todo) as progress, closing(execute(jobs, setting, progress.on_round)) as results:
@@ -268,11 +283,15 @@ def _run(plan: _Plan, policy: Policy, device: str, workers: int, tracker: "Track
 
 
 def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting") -> "list[Job]":
-    """Return the cells with their partitions, drawn where they are new; InputError if one is not possible."""
-    from fedbench.executors import Job
+    """Return the cells with their partitions, drawn where they are new; InputError if anything cannot be trained."""
+    from fedbench.cells import Checker
+    from fedbench.executors import Job, load_arrays
 
     first = {cell.partition_key: cell for cell in reversed(cells)}
     partitions = {key: plan.store.partition(cell, partial(_draw, cell, setting)) for key, cell in first.items()}
+    checker = Checker(plan.suite.base)
+    for cell in cells:
+        checker.check(cell, load_arrays(cell, setting), partitions[cell.partition_key])
     return [Job(cell, partitions[cell.partition_key]) for cell in cells]
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from fedbench.data import Arrays
+    from fedbench.engines.choice import EngineName
     from fedbench.partition import Partition
 
 
@@ -53,6 +54,7 @@ class Setting:
     device: str = "cpu"
     workers: int = 1
     threads: int = 1
+    engine: "EngineName" = "auto"
 
 
 OnRound = Callable[[Cell, int, int], None]
@@ -191,6 +193,8 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellErro
             load_arrays(cell, setting),
             job.partition,
             device=setting.device,
+            engine=setting.engine,
+            threads=setting.threads,
             base=setting.base,
             on_round=lambda done, total: on_round(cell, done, total),
         )
@@ -201,6 +205,7 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellErro
         **_machine(setting.device),
         "device": setting.device,
         "threads": setting.threads,
+        "engine": setting.engine,
         "partition": job.partition.hash,
         "started": begin.isoformat(timespec="microseconds"),
         "seconds": time.perf_counter() - clock,

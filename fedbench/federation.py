@@ -23,7 +23,7 @@ from fedbench.samples import ClientArrays, Samples
 from fedbench.settings import Optimizer, Training
 from fedbench.wire import Diverged, Wire
 
-__all__ = ["ClientArrays", "Outcome", "Setup", "check_mixture", "run", "simulate"]
+__all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "run", "simulate"]
 
 FloatTable = dict[str, NDArray[np.float64]]
 
@@ -223,24 +223,48 @@ def _fitted(setup: Setup, number: int, params: Params) -> Params:
 def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
     if not 1 <= len(models) <= data.clients:
         raise InputError(f"model: {len(models)} architectures for {data.clients} clients")
-    nets = [_net(model, data, training) for model in models]
+    nets = [make_net(model, data.shape, data.classes, training, data.x.device) for model in models]
+    check(method, nets, training, [len(index) for index in data.train])
     blocks = np.array_split(np.arange(data.clients), len(nets))
     groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True)]
-    for net in nets:
-        method.check(net)
-    check_mixture(method, nets, data.clients)
     of_client = [group.net for group in groups for _ in group.clients]
     draws = [0 if training.init == "common" else number for number in range(data.clients)]
     initial = [net.init(keys.derive(seed, "client", draw)) for net, draw in zip(of_client, draws, strict=True)]
     return Setup(method, groups, data, training, seed, initial, choice.engine("auto", data.x.device))
 
 
-def _net(model: ModelFactory, data: Samples, training: Training) -> Net:
-    net = Net(model, data.shape, data.classes, data.x.dtype, data.x.device)
+def make_net(
+    model: ModelFactory,
+    shape: tuple[int, ...],
+    classes: int,
+    training: Training,
+    device: torch.device | str = "cpu",
+) -> Net:
+    """Return a model as it will be trained; raises `InputError` if it does not fit inputs of that shape."""
+    net = Net(model, shape, classes, getattr(torch, training.dtype), device)
     return net.keep_private(frozenset(net.buffers)) if training.batch_norm == "local" else net
 
 
-def check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
+def check(method: Method, nets: Sequence[Net], training: Training, sizes: Sequence[int]) -> None:
+    """Raise `InputError` unless method and models fit each other and clients with `sizes` training samples."""
+    for net in nets:
+        method.check(net)
+        if not net.trains_on_one:
+            _check_single_batches(training, sizes)
+    _check_mixture(method, nets, len(sizes))
+
+
+def _check_single_batches(training: Training, sizes: Sequence[int]) -> None:
+    for client, size in enumerate(sizes):
+        left = size % training.batch_size
+        if size == 1 or training.batch_size == 1 or (left == 1 and training.last_batch == "keep"):
+            raise InputError(
+                f"training.last_batch: client {client} with {size} samples gets a batch of one, on which this model's "
+                "batch norm cannot train; want 'drop' or 'drop_single', and no client with a single sample"
+            )
+
+
+def _check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
     """Raise `InputError` if what the method shares has other shapes in one architecture than in another."""
     sent = [_shapes(method.init_server(net, net.init(0), clients, 0)) for net in nets]
     for number, shapes in enumerate(sent[1:], 1):

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,8 @@ class Net:
       `body`); `dtype` and `device`: where its parameters live.
     - `parameters`, `buffers`: their names in `state_dict` order; `shapes`: the shape of each.
     - `head`, `dense`: names of the tensors of the head, and of all fully connected layers.
-    - `has_batch_norm`: whether the examples of a batch influence each other.
+    - `has_batch_norm`: whether the examples of a batch influence each other; `trains_on_one`: whether a batch may have
+      a single one.
     - `private`: names that no method may share (the batch-norm policy).
 
     Raises `InputError` for a model without body and head, or one that does not fit the data.
@@ -106,6 +107,7 @@ class Net:
         self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
         self._dropouts = _mask_dropouts(model)
         self._bound = False
+        self._layers: list[MaskedDropout] = []
         self.evaluation_module = _BodyHead(model.to(self.device, dtype)).eval()
         self.training_module = copy.deepcopy(self.evaluation_module).train()
         self._forward: Forward = lambda params, x: _call(self.evaluation_module, params, x)
@@ -139,8 +141,8 @@ class Net:
     def training(self, masks: Sequence[Tensor]) -> Self:
         """Return the net in training mode with the dropout masks (B, *unit) of one step."""
         if self._bound:
-            for layer, mask in zip(self._dropout_layers(), masks, strict=True):
-                layer.mask = mask
+            for layer, mask in zip(self._layers, masks, strict=True):
+                layer._buffers["mask"] = mask  # past the checks of `nn.Module`, which take longer than the product
             return self
         extra = {f"net.{path}.mask": mask for path, mask in zip(self._dropouts, masks, strict=True)}
         return self.calling(lambda params, x: _call(self.training_module, params, x, extra))
@@ -154,9 +156,10 @@ class Net:
         for name, tensor in params.items():
             path, _, leaf = f"net.{name}".rpartition(".")
             owner = module.get_submodule(path)
-            (owner._parameters if leaf in owner._parameters else owner._buffers)[leaf] = tensor
+            held: dict[str, Any] = owner._parameters if leaf in owner._parameters else owner._buffers
+            held[leaf] = tensor
         view = self.calling(lambda p, x: module(x) if p is params else _call(module, p, x))
-        view._bound = True
+        view._bound, view._layers = True, self._dropout_layers()
         return view
 
     def calling(self, forward: Forward) -> Self:
@@ -200,7 +203,17 @@ class Net:
             raise InputError(f"model {name} does not take inputs of shape {self.shape}: {reason}") from error
         if logits.shape != (2, self.classes):
             raise InputError(f"the head gives {tuple(logits.shape[1:])} scores for data with {self.classes} classes")
+        self.trains_on_one = self._takes_one()
         return int(embedding.shape[1])
+
+    def _takes_one(self) -> bool:
+        """Return whether a batch of one sample can be trained on: batch norm refuses one value per channel."""
+        try:
+            with torch.no_grad():
+                self.training_module(torch.zeros(1, *self.shape, dtype=self.dtype, device=self.device))
+        except ValueError:
+            return False
+        return True
 
 
 def _call(

@@ -56,15 +56,16 @@ class Samples:
         return tuple(self.x.shape[1:])
 
 
-def batch_inputs(data: Samples, index: Tensor, step_keys: Tensor) -> Tensor:
+def batch_inputs(data: Samples, index: Tensor, step_keys: Sequence[int]) -> Tensor:
     """Return training inputs (clients, B, *shape) of the samples `index` (clients, B), augmented if the data are.
 
-    `step_keys` (clients,) int64 are the keys of the clients' steps.
+    `step_keys` are the keys of the clients' steps.
     """
     x = data.x[index]
     if data.augment == "none":
         return x
-    drawn = keys.bits(step_keys ^ keys.derive("augment"), 3 * index.shape[1]).view(*index.shape, 3)
+    key = torch.tensor(step_keys, device=x.device) ^ keys.derive("augment")
+    drawn = keys.bits(key, 3 * index.shape[1]).view(*index.shape, 3)
     return _cropped(x.flatten(0, 1), drawn.flatten(0, 1), data.fill).view(x.shape)
 
 

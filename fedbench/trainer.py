@@ -99,10 +99,14 @@ class Updater:
     def update(self, params: Params, gradients: Params, rows: slice = slice(None)) -> None:
         """Take one step; with `rows`, of those rows of stacked parameters, whose number of steps so far is the same."""
         for (names, decay), state in zip(self._groups, self._state, strict=True):
-            for kind in ("velocity",) if self._optimizer.name == "sgd" else ("mean", "square"):
-                state.setdefault(kind, [torch.zeros_like(params[name]) for name in names])
-            tensors = [params[name].detach()[rows] if rows != slice(None) else params[name].detach() for name in names]
-            held = {kind: [t[rows] if rows != slice(None) else t for t in kept] for kind, kept in state.items()}
+            if not state:
+                kinds = ("velocity",) if self._optimizer.name == "sgd" else ("mean", "square")
+                state |= {kind: [torch.zeros_like(params[name]) for name in names] for kind in kinds}
+            tensors = [params[name].detach() for name in names]
+            held = state
+            if rows != slice(None):
+                tensors = [tensor[rows] for tensor in tensors]
+                held = {kind: [tensor[rows] for tensor in kept] for kind, kept in state.items()}
             slopes = [_laid_out_as(gradients[n], t) for n, t in zip(names, tensors, strict=True)]
             if self._optimizer.name == "sgd":
                 self._sgd(tensors, slopes, decay, held["velocity"])

@@ -338,18 +338,18 @@ def test_a_damaged_data_file_is_found_before_anything_runs(fedbench: Run, tiny: 
     assert "[1/" not in out
 
 
-def test_a_row_that_does_not_fit_spares_the_others(fedbench: Run, tiny: Tiny) -> None:
+def test_a_row_that_does_not_fit_is_refused_before_anything_runs(fedbench: Run, tiny: Tiny) -> None:
     tiny.change(
         mixed=[{"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [9]}],
         methods={"local": {}, "fedavg": {"models": "mixed"}},
     )
     code, out, err = fedbench(*arguments(tiny))
     assert (code, err.count("\n")) == (2, 1)
-    assert "1 of 2 cells failed, first fedavg" in err
-    assert "[1/2] local: test/accuracy" in out
-    assert len(started(tiny)) == 1
+    assert "fedavg on arrays: FedAvg cannot mix these architectures: 'body.1.bias' is (8,) in model 0" in err
+    assert "methods that can: fedproto, local" in err
+    assert started(tiny) == {}
     tiny.change(model="cnn_mnist", methods={"local": {}})
-    code, out, err = fedbench(*arguments(tiny))
+    code, _, err = fedbench(*arguments(tiny))
     assert (code, err.count("\n")) == (2, 1)
     assert "cell" in err
 

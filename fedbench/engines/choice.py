@@ -15,13 +15,13 @@ EngineName = Literal["auto", "loop", "vectorised"]
 
 _log = logging.getLogger("fedbench")
 
-# Clients computed together.  On the CPU the activations of ten fit the cache (see benchmarks/README.md).
-_CHUNK = {"cpu": 10, "cuda": 256}
+# Clients computed together (see benchmarks/README.md).
+_CHUNK = {"cpu": 20, "cuda": 256}
 
 
 def engine(name: EngineName, device: torch.device, threads: int = 1) -> Engine:
     """Return the engine of that name for a device; `threads` are chunks of clients computed at the same time."""
-    chosen = {"loop": Loop(), "vectorised": Vectorised(_CHUNK.get(device.type, 10), threads)}
+    chosen = {"loop": Loop(), "vectorised": Vectorised(_CHUNK.get(device.type, 20), threads)}
     return chosen[name] if name != "auto" else Auto(chosen["loop"], chosen["vectorised"])
 
 

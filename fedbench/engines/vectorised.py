@@ -28,7 +28,7 @@ class Vectorised(Engine):
     - `threads`: chunks computed at the same time.
     """
 
-    def __init__(self, chunk: int = 10, threads: int = 1) -> None:
+    def __init__(self, chunk: int = 20, threads: int = 1) -> None:
         self._chunk, self._threads = chunk, threads
 
     def train(self, job: Job) -> Trained:
@@ -191,8 +191,7 @@ def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
     if min(sizes) < max(sizes):
         places = torch.arange(max(sizes), device=data.x.device)
         valid = (places < torch.tensor(sizes, device=data.x.device)[:, None]).to(data.x.dtype)
-    step_keys = torch.tensor([step.key for step in steps], device=data.x.device)
-    return Batch(batch_inputs(data, index, step_keys), data.y[index], valid)
+    return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
 
 
 def _masks(net: Net, plans: list[list[Step]], batch: int) -> Iterator[list[Tensor]]:
