@@ -351,7 +351,7 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_runs(fedbench: Run, 
     tiny.change(model="cnn_mnist", methods={"local": {}})
     code, _, err = fedbench(*arguments(tiny))
     assert (code, err.count("\n")) == (2, 1)
-    assert "cell" in err
+    assert "local on arrays: model CnnMnist takes images" in err
 
 
 # --- the other commands
