@@ -198,16 +198,27 @@ def _plan(
 ) -> _Plan:
     """Return what a command is about; with `fetch` false the data may be missing (see `cells.fingerprints`)."""
     from fedbench import config, reference
-    from fedbench.cells import expand, fingerprints, select
+    from fedbench.cells import NO_DATA, expand, fingerprints, select
     from fedbench.data import data_root
     from fedbench.store import Store
 
     suite = config.override(config.load(name), sets, seeds or None)
     root = data_root(data)
-    cells = expand(suite, fingerprints(suite.base, root, fetch))
-    published = reference.read(suite, cells)
-    if only:
-        cells = select(cells, only)
+
+    def known(fetched: bool) -> "tuple[list[Cell], list[Cell]]":
+        every = expand(suite, fingerprints(suite.base, root, fetch=False))
+        chosen = select(every, only) if only else every
+        absent = {
+            str(c.recipe["dataset"]): c.recipe["dataset"] for c in chosen if c.recipe["dataset"]["content"] == NO_DATA
+        }
+        if fetched or not absent:
+            return every, chosen
+        for dataset in absent.values():  # only what was selected; says what is missing if it cannot be fetched
+            fingerprints(suite.base, root)(dataset)
+        return known(fetched=True)
+
+    every, cells = known(fetched=not fetch)
+    published = reference.read(suite, every)
     return _Plan(suite, cells, _titles(cells), root, Store(out / suite.name), published)
 
 
