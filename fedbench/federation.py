@@ -39,6 +39,7 @@ class Outcome:
     - `traffic`: (rounds, clients) int64 each, see `Wire`; `work`: (rounds, clients): "steps", "samples", "seconds".
     - `sizes`: (clients,) int64: "train", "validation", "test".
     - `seconds`: "total", "training" and "evaluation" of the whole run.
+    - `initial`: (clients,) float64 each, the "test/" and "validation/" metrics before round 1.
 
     A diverged outcome says where in `message` and keeps the rounds measured before.
     """
@@ -50,6 +51,7 @@ class Outcome:
     work: FloatTable
     sizes: dict[str, NDArray[np.int64]]
     seconds: dict[str, float]
+    initial: FloatTable = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,14 +292,17 @@ def play(setup: Setup, on_round: Callable[[int, int], None] | None = None) -> Ou
     records: list[Record] = []
     status: Literal["completed", "diverged"] = "completed"
     message = ""
+    state = first_state(setup)
+    initial: FloatTable = {}
     try:
-        for record in rounds(setup, first_state(setup)):
+        initial = evaluate(setup, state, Wire(setup.data.clients, setup.buffers))
+        for record in rounds(setup, state):
             records.append(record[1])
             if on_round:
                 on_round(len(records), setup.training.rounds)
     except Diverged as divergence:
         status, message = "diverged", f"round {len(records) + 1}: {divergence}"
-    return _outcome(setup, records, status, message, time.perf_counter() - began)
+    return replace(_outcome(setup, records, status, message, time.perf_counter() - began), initial=initial)
 
 
 def first_state(setup: Setup) -> State:

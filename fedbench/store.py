@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Status = Literal["completed", "diverged", "error", "missing"]
-_TABLES = ("metrics", "traffic", "work", "sizes")
+_TABLES = ("metrics", "traffic", "work", "sizes", "initial")
 
 
 @dataclass(frozen=True)

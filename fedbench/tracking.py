@@ -141,14 +141,15 @@ def _equal(tags: Mapping[str, str]) -> str:
 
 
 def series(outcome: "Outcome") -> Iterator[tuple[str, int, float]]:
-    """Yield (name, round from 1, value) of everything that is logged round by round.
+    """Yield (name, round, value) of everything that is logged round by round; round 0 is before training.
 
     Per metric, over the clients measured: its mean, and for accuracies the standard deviation, the worst client and
     every client; of traffic and work the sum over clients, and the sum over the rounds so far ("/total").
     """
     for name, table in outcome.metrics.items():
         accuracy = "accuracy" in name
-        for number, row in enumerate(table, 1):
+        first = outcome.initial.get(name, np.full(table.shape[1], np.nan))
+        for number, row in enumerate([first, *table]):
             seen = row[~np.isnan(row)]
             if not len(seen):
                 continue

@@ -490,3 +490,10 @@ def test_a_method_refuses_a_model_without_its_personal_part() -> None:
     line = refused(FedPer(personal=("body.fc1",)), plain_mlp, blobs())
     assert "body.fc1" in line
     assert "body.1.weight" in line
+
+
+def test_the_accuracy_before_round_1_is_part_of_the_outcome() -> None:
+    """With lr so small that nothing moves, every round measures what was measured before the first."""
+    outcome = simulate(FedAvg(), Mlp, blobs(), rounds=2, optimizer=Optimizer(lr=1e-30, momentum=0.0))
+    assert set(outcome.initial) == {name for name in outcome.metrics if name.startswith("test/")}
+    np.testing.assert_array_equal(outcome.initial["test/accuracy"], outcome.metrics["test/accuracy"][1])
