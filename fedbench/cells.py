@@ -277,7 +277,7 @@ class _Maker:
         if name != spec:
             self.specs[name] = spec
         recipe = {"name": name, "options": resolved}
-        content = plugins.located(spec, resolved, self.suite.base, where)[1] if kind == "models" else None
+        content = plugins.located(kind, spec, resolved, self.suite.base, where)[1]
         return recipe if content is None else {**recipe, "content": content}
 
     def _dataset(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -395,8 +395,8 @@ def _build(kind: plugins.Kind, cell: Cell, recipe: Mapping[str, Any], base: Path
     if plugins.identity(spec, base) != name:
         raise InputError(f"{spec}: the file has changed since the cells were made; run the suite again")
     given = recipe["options"]
-    if kind == "models":
-        given, content = plugins.located(spec, given, base, spec)
+    if kind != "datasets":
+        given, content = plugins.located(kind, spec, given, base, spec)
         if content != recipe.get("content"):
             raise InputError(f"{spec}: the file it reads has changed since the cells were made; run the suite again")
     return plugins.build(kind, spec, given, base, spec)

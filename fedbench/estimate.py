@@ -118,7 +118,7 @@ def _key(cell: Cell, *parts: str) -> str:
 
 def _nets(cell: Cell, arrays: Arrays, setting: Setting) -> list[Net]:
     specs = [(cell.specs.get(model["name"], model["name"]), model["options"]) for model in cell.recipe["models"]]
-    located = [(spec, plugins.located(spec, options, setting.base, spec)[0]) for spec, options in specs]
+    located = [(spec, plugins.located("models", spec, options, setting.base, spec)[0]) for spec, options in specs]
     return [
         Net(plugins.build("models", spec, options, setting.base, spec), arrays.shape, arrays.classes)
         for spec, options in located

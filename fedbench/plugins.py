@@ -62,15 +62,15 @@ def build(kind: Kind, spec: str, options: Mapping[str, Any], base: Path | None =
 
 
 def located(
-    spec: str, options: Mapping[str, Any], base: Path | None = None, where: str = ""
+    kind: Kind, spec: str, options: Mapping[str, Any], base: Path | None = None, where: str = ""
 ) -> tuple[dict[str, Any], str | None]:
-    """Return a model's options under which a file they name relative to `base` is found, and the sha256 of that file.
+    """Return options under which a file they name relative to `base` is found, and the sha256 of that file.
 
-    A model class that reads a file says so in a static method `located(options, base)`; others get their options back
-    and None.  InputError, behind `where`, if the file is not there.
+    A model or method that reads a file says so in a static method `located(options, base)`; others get their options
+    back and None.  InputError, behind `where`, if the file is not there.
     """
     place = f"{where}: " if where else ""
-    hook = getattr(load("models", spec, base, where), "located", None)
+    hook = getattr(load(kind, spec, base, where), "located", None)
     try:
         return hook(options, base or Path()) if hook else (dict(options), None)
     except InputError as error:

@@ -1,9 +1,10 @@
 """FeSEM, multi-center federated learning (Xie et al., arXiv 2005.01026)."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import torch
@@ -52,6 +53,17 @@ class FeSEM(Method):
             raise InputError("fesem: 'centres' names a file exactly when init is 'given'")
         if self.init == "given":
             read_centres(Path(self.centres), net, self.k)
+
+    @staticmethod
+    def located(options: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], str | None]:
+        """Return the options with the path of given centres made absolute, and that file's sha256, or None."""
+        if not options.get("centres"):
+            return dict(options), None
+        path = base / Path(options["centres"]).expanduser()
+        try:
+            return {**options, "centres": str(path)}, hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise InputError(f"centres: cannot read '{path}': {error.strerror}") from error
 
     # --- server
 

@@ -410,3 +410,17 @@ def test_the_content_of_a_data_set_is_part_of_the_key(tmp_path: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         GOLDEN.write_text(json.dumps(pinned(Path(temporary), mnist_mini()), indent=1) + "\n")
+
+
+def test_a_methods_file_is_part_of_the_key_and_found_from_the_suites_folder(tmp_path: Path) -> None:
+    text = "dataset: mnist_mini\nmodel: mlp\npartition: {name: iid, clients: 3}\n"
+    text += "methods: {fesem: {k: 2, init: given, centres: centres.npz}}\n"
+    (tmp_path / "s.yaml").write_text(text)
+    (tmp_path / "centres.npz").write_bytes(b"one")
+    first = cells.expand(config.load(tmp_path / "s.yaml"), lambda _: "0" * 64)[0]
+    (tmp_path / "centres.npz").write_bytes(b"two")
+    second = cells.expand(config.load(tmp_path / "s.yaml"), lambda _: "0" * 64)[0]
+    assert first.key != second.key
+    (tmp_path / "centres.npz").unlink()
+    with pytest.raises(InputError, match=r"centres: cannot read .*centres\.npz"):
+        cells.expand(config.load(tmp_path / "s.yaml"), lambda _: "0" * 64)
