@@ -340,7 +340,7 @@ def _progress(cells: "Sequence[Cell]") -> "Progress":
 
 def _said(result: "Record | CellError", metric: str) -> str:
     """Return what came out of a cell, in a few words."""
-    from fedbench.results import summarise
+    from fedbench.results import numbers, summarise
     from fedbench.store import CellError
 
     if isinstance(result, CellError):
@@ -348,7 +348,7 @@ def _said(result: "Record | CellError", metric: str) -> str:
     took = f"{result.provenance['seconds']:.1f} s"
     if result.outcome.status == "diverged":
         return f"diverged in {result.outcome.message} ({took})"
-    found = summarise(result.outcome, metric)
+    found = summarise(numbers(result.outcome), metric)
     return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
 
 
@@ -429,9 +429,10 @@ def _show_cell(out: Path, beginning: str) -> bool:
 def _print_record(store: "Store", key: str) -> None:
     import yaml
 
-    from fedbench.results import summarise
+    from fedbench.results import numbers, summarise
 
     record = store.get(key)
+    found = numbers(record.outcome)
     about = {
         "cell": key,
         "suite": record.cell.suite,
@@ -439,7 +440,7 @@ def _print_record(store: "Store", key: str) -> None:
         "status": record.outcome.status,
         "message": record.outcome.message,
         "recipe": dict(record.cell.recipe),
-        "metrics": {name: asdict(summarise(record.outcome, name)) for name in record.outcome.metrics},
+        "metrics": {name: asdict(summarise(found, name)) for name in found.curves},
         "provenance": dict(record.provenance),
         "partition": store.card(record.cell),
     }

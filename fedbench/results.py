@@ -1,4 +1,4 @@
-"""A suite's cells with what came out of each, as one value; and their numbers, per cell and as one long table.
+"""A suite's cells with what came out of each, as one value; and what the numbers of a cell come to.
 
 Means are over clients, and the spread over clients is the population's (ddof 0), as in the FedProto paper's tables.
 Numbers are of the last evaluated round: the best one on test data is chosen nowhere.
@@ -25,23 +25,63 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What reports need of an outcome, and what a results file keeps of it (see `fedbench.results_csv`).
+
+    - `rounds`: how many came to their end.
+    - `last`: metric -> (clients,) float64 in the metric's last evaluated round, NaN for clients without a value; a
+      metric that nobody has is not in it.  `at`: metric -> that round, from 1.
+    - `curves`: metric -> (rounds,) float64, mean over the clients that have a value in each round, NaN if none has.
+      `initial`: metric -> the same before round 1.
+    - `totals`: traffic ("up/scalars", ...) and work ("work/steps", ...) -> (rounds,) float64, sum over clients.
+    - `sizes`: split -> (clients,) int64, samples.
+    - `seconds`: of the whole run: "total", "training", "evaluation".
+    """
+
+    rounds: int
+    last: Mapping[str, NDArray[np.float64]]
+    at: Mapping[str, int]
+    curves: Mapping[str, NDArray[np.float64]]
+    initial: Mapping[str, float]
+    totals: Mapping[str, NDArray[np.float64]]
+    sizes: Mapping[str, NDArray[np.int64]]
+    seconds: Mapping[str, float]
+
+
+def numbers(outcome: "Outcome") -> Numbers:
+    """Return what reports need of an outcome."""
+    last = {name: found for name, table in outcome.metrics.items() if (found := _last(table))}
+    work = {f"work/{name}": table for name, table in outcome.work.items() if name != "seconds"}
+    return Numbers(
+        rounds=max((len(table) for table in (outcome.traffic | outcome.metrics).values()), default=0),
+        last={name: values for name, (values, _) in last.items()},
+        at={name: number for name, (_, number) in last.items()},
+        curves={name: _means(table) for name, table in outcome.metrics.items()},
+        initial={name: float(_means(values)) for name, values in outcome.initial.items()},
+        totals={name: table.sum(axis=1, dtype=np.float64) for name, table in (outcome.traffic | work).items()},
+        sizes=outcome.sizes,
+        seconds=outcome.seconds,
+    )
+
+
+@dataclass(frozen=True)
 class Result:
     """One planned cell and how it stands.
 
-    `message` is of the divergence or the error; `outcome` and `provenance` are there once the cell has been run to its
+    `message` is of the divergence or the error; `numbers` and `provenance` are there once the cell has been run to its
     end, be it by divergence.
     """
 
     cell: Cell
     status: Status
     message: str = ""
-    outcome: "Outcome | None" = None
+    numbers: Numbers | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def diverged_in(self) -> int | None:
-        """The round that brought the divergence, from 1; the rounds before it are in the outcome."""
-        return _rounds(self.outcome) + 1 if self.outcome is not None and self.status == "diverged" else None
+        """The round that brought the divergence, from 1; the rounds before it are in the numbers."""
+        return self.numbers.rounds + 1 if self.numbers and self.status == "diverged" else None
 
 
 @dataclass(frozen=True)
@@ -58,23 +98,7 @@ class Results:
 
     def metrics(self) -> list[str]:
         """Return the names of everything that was measured in any cell, sorted."""
-        return sorted({name for result in self.cells if result.outcome for name in result.outcome.metrics})
-
-    def table(self) -> "pd.DataFrame":
-        """Return every measured number: key, label, status, the cell's facts, metric, round, client, value.
-
-        Beside the metrics (by round and client) there are traffic ("up/scalars", ...), "work/<name>", "size/<split>"
-        (no round) and "time/<name>" (neither round nor client).  A cell without any number is a row without a metric.
-        """
-        import pandas as pd
-
-        facts = pd.DataFrame([_identity(result) for result in self.cells])
-        parts = [_numbers(result.outcome) for result in self.cells]
-        lengths = [len(part) for part in parts]
-        numbers = pd.concat(parts, ignore_index=True)
-        # Categories: the facts are repeated for every number, and there may be millions.
-        repeated = facts.astype("category").iloc[np.repeat(np.arange(len(facts)), lengths)].reset_index(drop=True)
-        return pd.concat([repeated, numbers.astype({"metric": "category"})], axis=1)
+        return sorted({name for one in self.cells if one.numbers for name in (*one.numbers.last, *one.numbers.curves)})
 
     def summary(self, metric: str = "test/accuracy") -> "pd.DataFrame":
         """Return one row per cell: key, label, status, facts, message, and the fields of `Summary` and `Costs`."""
@@ -82,10 +106,13 @@ class Results:
 
         rows = []
         for result in self.cells:
-            numbers = {}
-            if result.outcome is not None:
-                numbers = asdict(summarise(result.outcome, metric)) | asdict(costs(result.outcome))
-            rows.append({**_identity(result), "message": result.message, **numbers})
+            facts = result.cell.facts()
+            del facts["method"]  # the label again
+            found = {}
+            if result.numbers is not None:
+                found = asdict(summarise(result.numbers, metric)) | asdict(costs(result.numbers))
+            about = {"key": result.cell.key, "label": result.cell.label, "status": result.status}
+            rows.append({**about, **facts, "message": result.message, **found})
         return pd.DataFrame(rows)
 
 
@@ -112,14 +139,10 @@ def collect(store: Store, cells: Iterable[Cell], base: Path | None = None, data:
 def _look_up(store: Store, cell: Cell) -> Result:
     if store.has(cell):
         record = store.get(cell.key)
-        return Result(cell, record.outcome.status, record.outcome.message, record.outcome, record.provenance)
+        outcome = record.outcome
+        return Result(cell, outcome.status, outcome.message, numbers(outcome), record.provenance)
     error = store.error(cell.key)
     return Result(cell, "error", error.line) if error else Result(cell, "missing")
-
-
-def write_csv(results: Results, path: Path) -> None:
-    """Write the long table as CSV, compressed if the path ends in .gz; floats come back exactly as they were."""
-    results.table().to_csv(path, index=False, lineterminator="\n")
 
 
 # --- numbers of one cell
@@ -167,16 +190,15 @@ def higher_is_better(metric: str) -> bool:
     return "loss" not in metric.split("/")
 
 
-def summarise(outcome: "Outcome", metric: str) -> Summary:
+def summarise(numbers: Numbers, metric: str) -> Summary:
     """Return a metric's numbers over clients; all NaN if the method does not have it."""
-    clients = len(outcome.sizes["train"])
-    values, last = _last(outcome.metrics.get(metric, np.empty((0, clients))))
-    there = ~np.isnan(values)
-    if not there.any():
+    clients = len(numbers.sizes["train"])
+    if metric not in numbers.last:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, clients, clients)
-    values, weights = values[there], _weights(outcome, metric)[there]
+    there = ~np.isnan(numbers.last[metric])
+    values, weights = numbers.last[metric][there], _weights(numbers, metric)[there]
     return Summary(
-        round=last,
+        round=numbers.at[metric],
         mean=float(values.mean()),
         std=float(values.std()),
         pooled=float(np.average(values, weights=weights)) if weights.sum() else math.nan,
@@ -186,66 +208,33 @@ def summarise(outcome: "Outcome", metric: str) -> Summary:
     )
 
 
-def costs(outcome: "Outcome") -> Costs:
+def costs(numbers: Numbers) -> Costs:
     """Return what an outcome took; zero everywhere if it ended before its first round did."""
-    rounds = _rounds(outcome)
-    total = {name: float(table.sum()) for name, table in (outcome.traffic | outcome.work).items()}
+    total = {name: float(sums.sum()) for name, sums in numbers.totals.items()}
     return Costs(
-        rounds=rounds,
-        up_scalars=total.get("up/scalars", 0.0) / max(rounds, 1),
-        down_scalars=total.get("down/scalars", 0.0) / max(rounds, 1),
-        steps=total.get("steps", 0.0),
-        samples=total.get("samples", 0.0),
-        seconds=outcome.seconds["total"],
+        rounds=numbers.rounds,
+        up_scalars=total.get("up/scalars", 0.0) / max(numbers.rounds, 1),
+        down_scalars=total.get("down/scalars", 0.0) / max(numbers.rounds, 1),
+        steps=total.get("work/steps", 0.0),
+        samples=total.get("work/samples", 0.0),
+        seconds=numbers.seconds["total"],
     )
 
 
-def _rounds(outcome: "Outcome") -> int:
-    return max((len(table) for table in (outcome.traffic | outcome.metrics).values()), default=0)
-
-
-def _last(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
-    """Return the last row in which anybody has a value, and its number from 1; an empty one and 0 if none has."""
+def _last(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], int] | None:
+    """Return the last row in which anybody has a value, and its number from 1; None if nobody ever has."""
     measured = np.flatnonzero(~np.isnan(table).all(axis=1))
-    return (table[measured[-1]], int(measured[-1]) + 1) if len(measured) else (np.empty(0), 0)
+    return (table[measured[-1]], int(measured[-1]) + 1) if len(measured) else None
 
 
-def _weights(outcome: "Outcome", metric: str) -> NDArray[np.int64]:
+def _means(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean over clients, the last axis, of those that have a value; NaN where none has."""
+    there = np.count_nonzero(~np.isnan(table), axis=-1)
+    means = np.full(table.shape[:-1], math.nan)
+    np.divide(np.nansum(table, axis=-1), there, out=means, where=there > 0)
+    return means
+
+
+def _weights(numbers: Numbers, metric: str) -> NDArray[np.int64]:
     split = metric.split("/")[0]
-    return outcome.sizes.get(split, outcome.sizes["test"])  # "local/..." is measured on test samples
-
-
-# --- the long table
-
-
-def _identity(result: Result) -> dict[str, Any]:
-    cell, facts = result.cell, result.cell.facts()
-    del facts["method"]  # the label again
-    return {"key": cell.key, "label": cell.label, "status": result.status, **facts}
-
-
-def _numbers(outcome: "Outcome | None") -> "pd.DataFrame":
-    """Return metric, round, client and value of every number of an outcome; what was not measured is not in it."""
-    import pandas as pd
-
-    columns: list[tuple[str, NDArray[Any], NDArray[Any], NDArray[Any]]] = []
-    none = np.full(1, math.nan)
-    if outcome is None:
-        columns.append(("", none, none, none))
-    else:
-        work = {f"work/{name}": table for name, table in outcome.work.items()}
-        for name, table in (outcome.metrics | outcome.traffic | work).items():
-            rounds, clients = np.nonzero(~np.isnan(table))
-            columns.append((name, rounds + 1, clients, table[rounds, clients]))
-        for name, sizes in outcome.sizes.items():
-            columns.append((f"size/{name}", none.repeat(len(sizes)), np.arange(len(sizes)), sizes))
-        columns += [(f"time/{name}", none, none, np.array([seconds])) for name, seconds in outcome.seconds.items()]
-    names, rounds, clients, values = zip(*columns, strict=True)
-    return pd.DataFrame(
-        {
-            "metric": np.repeat(np.array(names, dtype=object), [len(part) for part in values]),
-            "round": pd.array(np.concatenate(rounds), dtype="Int64"),
-            "client": pd.array(np.concatenate(clients), dtype="Int64"),
-            "value": np.concatenate(values).astype(np.float64),
-        }
-    )
+    return numbers.sizes.get(split, numbers.sizes["test"])  # "local/..." is measured on test samples

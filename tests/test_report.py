@@ -18,7 +18,7 @@ from fedbench.federation import Outcome
 from fedbench.reference import Reference
 from fedbench.report import FORMATS, compare, markdown, terminal
 from fedbench.report.table import Comparison, Entry, Table
-from fedbench.results import Result, Results
+from fedbench.results import Result, Results, numbers
 
 PROVENANCE = {
     "fedbench": "0.1.0",
@@ -70,13 +70,14 @@ def outcome(*accuracy: float, test: tuple[int, ...] = (90, 10), up: int = 1000, 
 
 
 def done(one: Cell, *accuracy: float, **keys: Any) -> Result:
-    return Result(one, "completed", "", outcome(*accuracy, **keys), PROVENANCE)
+    return Result(one, "completed", "", numbers(outcome(*accuracy, **keys)), PROVENANCE)
 
 
 def diverged(one: Cell, rounds: int) -> Result:
     base = outcome(0.5, 0.5, rounds=rounds)
     out = Outcome("diverged", "", base.metrics, base.traffic, base.work, base.sizes, base.seconds)
-    return Result(one, "diverged", f"round {rounds + 1}: client 1 sent 'w' with values that are not finite", out)
+    message = f"round {rounds + 1}: client 1 sent 'w' with values that are not finite"
+    return Result(one, "diverged", message, numbers(out))
 
 
 def compared(
@@ -255,7 +256,7 @@ def test_a_mean_over_some_of_the_seeds_says_so() -> None:
 def test_a_metric_that_a_row_does_not_have() -> None:
     with_other = outcome(0.5, 0.5)
     with_other.metrics["test/accuracy/prototype"] = np.full((2, 2), 0.25)
-    other = Result(cell("fedproto"), "completed", "", with_other)
+    other = Result(cell("fedproto"), "completed", "", numbers(with_other), PROVENANCE)
     comparison = compared(other, done(cell("local"), 0.5, 0.5), metric="test/accuracy/prototype")
     assert [row[1] for row in comparison.tables[0].rows] == ["25.00 ± 0.00", "not measured"]
     with pytest.raises(InputError, match="unknown metric 'test/acuracy'; did you mean 'test/accuracy'"):
@@ -321,12 +322,13 @@ def test_without_a_reference_nothing_is_said_about_one() -> None:
 
 
 def test_further_metrics_have_a_table() -> None:
+    first = outcome(1.0, 0.0)
+    first.metrics["test/accuracy/head"] = np.array([[1.0, 1.0], [0.2, 0.4]])
     results = [
-        done(cell("fedavg", seed=0), 1.0, 0.0),
+        Result(cell("fedavg", seed=0), "completed", "", numbers(first), PROVENANCE),
         done(cell("fedavg", seed=1), 0.5, 0.5),
         Result(cell("fedprox"), "missing"),
     ]
-    results[0].outcome.metrics["test/accuracy/head"] = np.array([[1.0, 1.0], [0.2, 0.4]])  # type: ignore[union-attr]
     comparison = compared(*results, further=["test/loss", "test/accuracy/head"])
     assert np.array(entry(comparison).further) == pytest.approx(np.array([[2.5, 0.25], [0.3, 0.1]]))
     found = table(comparison, "further metrics")

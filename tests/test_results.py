@@ -1,18 +1,16 @@
-"""Numbers of cells, checked by hand, and the long table."""
+"""Numbers of cells, checked by hand, and that what is not there is no number."""
 
-import csv
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedbench.cells import Cell, draw_partition, run_cell, source
 from fedbench.data import load
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
-from fedbench.results import Result, Results, collect, costs, higher_is_better, summarise, write_csv
+from fedbench.results import Costs, Result, Results, Summary, collect, costs, higher_is_better, numbers, summarise
 from fedbench.store import CellError, Record, Store
 
 if TYPE_CHECKING:
@@ -38,68 +36,76 @@ def outcome(
     )
 
 
+def summary(one: Outcome, metric: str = "test/accuracy") -> Summary:
+    return summarise(numbers(one), metric)
+
+
+def spent(one: Outcome) -> Costs:
+    return costs(numbers(one))
+
+
 def test_mean_over_clients_and_pooled_accuracy_are_two_numbers() -> None:
-    found = summarise(outcome([1.0, 0.0], test=[90, 10]), "test/accuracy")
+    found = summary(outcome([1.0, 0.0], test=[90, 10]))
     assert (found.mean, found.pooled, found.std, found.worst) == (0.5, 0.9, 0.5, 0.0)
     assert (found.round, found.clients, found.left_out) == (1, 2, 0)
 
 
 def test_the_spread_over_clients_is_the_populations() -> None:
-    found = summarise(outcome([0.8, 0.6, 0.7], test=[1, 1, 1]), "test/accuracy")
+    found = summary(outcome([0.8, 0.6, 0.7], test=[1, 1, 1]))
     assert found.std == pytest.approx(math.sqrt(0.02 / 3))
 
 
 def test_clients_without_test_samples_are_left_out_and_counted() -> None:
-    found = summarise(outcome([0.25, nan, 0.75], test=[10, 0, 30]), "test/accuracy")
+    found = summary(outcome([0.25, nan, 0.75], test=[10, 0, 30]))
     assert (found.mean, found.std, found.worst, found.pooled) == (0.5, 0.25, 0.25, 0.625)
     assert (found.clients, found.left_out) == (3, 1)
 
 
 def test_the_last_evaluated_round_counts_and_never_the_best() -> None:
-    found = summarise(outcome([0.9, 0.9], [nan, nan], [0.4, 0.6], [nan, nan], test=[1, 1]), "test/accuracy")
+    found = summary(outcome([0.9, 0.9], [nan, nan], [0.4, 0.6], [nan, nan], test=[1, 1]))
     assert (found.round, found.mean) == (3, 0.5)
 
 
 def test_a_metric_is_pooled_over_its_own_split() -> None:
     two = outcome([0.0, 0.0], test=[9, 0], validation_accuracy=[[1.0, 0.0]], local_accuracy=[[1.0, 0.0]])
-    assert summarise(two, "validation/accuracy").pooled == pytest.approx(10 / 11)
-    assert summarise(two, "local/accuracy").pooled == 1.0
+    assert summary(two, "validation/accuracy").pooled == pytest.approx(10 / 11)
+    assert summary(two, "local/accuracy").pooled == 1.0
 
 
 def test_the_worst_client_of_a_loss_has_the_highest() -> None:
-    assert summarise(outcome([0, 0], test=[1, 1], test_loss=[[0.5, 2.0]]), "test/loss").worst == 2.0
+    assert summary(outcome([0, 0], test=[1, 1], test_loss=[[0.5, 2.0]]), "test/loss").worst == 2.0
     assert not higher_is_better("train/loss/ce")
     assert higher_is_better("test/accuracy/prototype_own")
 
 
 def test_what_was_never_measured_is_no_number() -> None:
     for one, metric in ((outcome([1.0], test=[1]), "test/other"), (outcome([nan], test=[0]), "test/accuracy")):
-        found = summarise(one, metric)
+        found = summary(one, metric)
         assert (found.round, found.left_out) == (0, 1)
         assert math.isnan(found.mean)
         assert math.isnan(found.worst)
 
 
 def test_costs_are_summed_over_clients() -> None:
-    spent = costs(outcome([0, 0, 0], [0, 0, 0], test=[1, 1, 1]))
-    assert (spent.rounds, spent.up_scalars, spent.down_scalars) == (2, 30.0, 90.0)
-    assert (spent.steps, spent.samples, spent.seconds) == (12.0, 30.0, 7.5)
+    took = spent(outcome([0, 0, 0], [0, 0, 0], test=[1, 1, 1]))
+    assert (took.rounds, took.up_scalars, took.down_scalars) == (2, 30.0, 90.0)
+    assert (took.steps, took.samples, took.seconds) == (12.0, 30.0, 7.5)
 
 
 def test_uploads_are_averaged_over_rounds() -> None:
     one = outcome([0, 0], [0, 0], test=[1, 1])
     one.traffic["up/scalars"][:] = [[0, 0], [100, 50]]
-    assert costs(one).up_scalars == 75.0
+    assert spent(one).up_scalars == 75.0
 
 
 def test_a_cell_that_diverged_says_in_which_round() -> None:
     cell = Cell("s", "row", {})
-    assert Result(cell, "diverged", "", outcome([1.0], [1.0], test=[1], status="diverged")).diverged_in == 3
-    assert Result(cell, "completed", "", outcome([1.0], [1.0], test=[1])).diverged_in is None
+    assert Result(cell, "diverged", "", numbers(outcome([1.0], [1.0], test=[1], status="diverged"))).diverged_in == 3
+    assert Result(cell, "completed", "", numbers(outcome([1.0], [1.0], test=[1]))).diverged_in is None
     at_once = Outcome("diverged", "round 1: loss", {}, {}, {}, {"train": np.array([3])}, {"total": 0.1})
-    assert Result(cell, "diverged", "", at_once).diverged_in == 1
-    assert costs(at_once).rounds == 0
-    assert math.isnan(summarise(at_once, "test/accuracy").mean)
+    assert Result(cell, "diverged", "", numbers(at_once)).diverged_in == 1
+    assert spent(at_once).rounds == 0
+    assert math.isnan(summary(at_once).mean)
 
 
 def collected(tiny: "Tiny") -> Results:
@@ -128,42 +134,15 @@ def test_every_planned_cell_is_collected(tiny: "Tiny") -> None:
     assert results.metrics() == ["test/accuracy"]
 
 
-def test_the_table_has_every_number_and_a_row_for_cells_without_any(tiny: "Tiny") -> None:
-    results = collected(tiny)
-    table = results.table()
-    assert list(table.columns[:3]) == ["key", "label", "status"]
-    assert list(table.columns[-4:]) == ["metric", "round", "client", "value"]
-    assert {"dataset", "clients", "optimizer.lr", "partition_seed", "method.lam"} < set(table.columns)
-    local = table[(table.label == "local") & (table.metric == "test/accuracy")]
-    assert local[["round", "client", "value"]].to_numpy().tolist() == [[1, 0, 0.5], [2, 0, 1.0]]
-    sizes = table[(table.label == "again") & (table.metric == "size/test")]
-    assert sizes.value.tolist() == [3, 0]
-    assert sizes["round"].isna().all()
-    assert table[(table.label == "local") & (table.metric == "time/total")].value.tolist() == [7.5]
-    assert table[(table.label == "local") & (table.metric == "work/steps")].value.sum() == 8
-    assert table[(table.label == "local") & (table.metric == "up/scalars")].value.sum() == 40
-    for label, status in (("fedavg", "missing"), ("fedproto", "error")):
-        (row,) = table[table.label == label].to_dict("records")
-        assert (row["status"], row["metric"]) == (status, "")
-        assert math.isnan(row["value"])
-
-
-def test_the_csv_gives_the_same_numbers_back(tiny: "Tiny") -> None:
-    results = collected(tiny)
-    third = results.cells[0].outcome
-    assert third is not None
-    third.metrics["test/accuracy"][0, 0] = 1 / 3
-    one, two = tiny.out / "one.csv", tiny.out / "two.csv"
-    write_csv(results, one)
-    write_csv(results, two)
-    assert one.read_bytes() == two.read_bytes()
-    table = results.table()
-    with one.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["value"] or nan) for row in rows] == pytest.approx(table.value.tolist(), abs=0, nan_ok=True)
-    assert "0.3333333333333333" in {row["value"] for row in rows}
-    assert [row["metric"] for row in rows] == table.metric.tolist()
-    assert [row["client"] for row in rows] == ["" if pd.isna(client) else str(client) for client in table.client]
+def test_curves_are_means_over_the_clients_that_have_a_value() -> None:
+    one = outcome([0.5, nan], [nan, nan], [0.5, 1.0], test=[3, 1])
+    one.initial["test/accuracy"] = np.array([0.25, nan])
+    found = numbers(one)
+    np.testing.assert_array_equal(found.curves["test/accuracy"], [0.5, nan, 0.75])
+    np.testing.assert_array_equal(found.last["test/accuracy"], [0.5, 1.0])
+    assert (found.at["test/accuracy"], found.rounds, found.initial) == (3, 3, {"test/accuracy": 0.25})
+    np.testing.assert_array_equal(found.totals["up/scalars"], [20.0] * 3)
+    np.testing.assert_array_equal(found.totals["work/steps"], [4.0] * 3)
 
 
 def test_the_summary_has_a_row_per_cell(tiny: "Tiny") -> None:
@@ -182,13 +161,13 @@ def test_a_real_run_comes_out_as_it_was_measured(tiny: "Tiny") -> None:
     done = run_cell(cell, data, partition, base=tiny.file.parent)
     store.put(Record(cell, done, {}))
     (result,) = collect(store, [cell], tiny.file.parent).cells
-    found = summarise(done, "test/accuracy")
+    found = summary(done)
     last = done.metrics["test/accuracy"][-1]
     assert found.mean == pytest.approx(last.mean())
     assert found.pooled == pytest.approx((last * done.sizes["test"]).sum() / done.sizes["test"].sum())
     parameters = 6 * 8 + 8 + 8 * 3 + 3
-    assert result.outcome is not None
-    assert costs(result.outcome).up_scalars == 4 * parameters
+    assert result.numbers is not None
+    assert costs(result.numbers).up_scalars == 4 * parameters
 
 
 def test_a_damaged_store_is_bad_input(tiny: "Tiny") -> None:

@@ -48,15 +48,15 @@ class Member:
 
     def summarised(self, metric: str) -> Summary | None:
         """Return any metric's numbers, if the cell completed and measured it."""
-        outcome = self.result.outcome if self.result.status == "completed" else None
-        found = summarise(outcome, metric) if outcome else None
+        numbers = self.result.numbers if self.result.status == "completed" else None
+        found = summarise(numbers, metric) if numbers else None
         return found if found and found.round else None
 
     @cached_property
     def costs(self) -> Costs | None:
         """What the cell took, if it completed."""
-        outcome = self.result.outcome if self.result.status == "completed" else None
-        return costs(outcome) if outcome else None
+        numbers = self.result.numbers if self.result.status == "completed" else None
+        return costs(numbers) if numbers else None
 
     @property
     def trouble(self) -> str:
