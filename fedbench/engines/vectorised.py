@@ -18,6 +18,7 @@ from fedbench.samples import batch_inputs
 from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, whole_set
 
 _MASK_ENTRIES = 1 << 22
+_Answer = tuple[Tensor, Tensor] | tuple[()]
 
 
 @final
@@ -153,17 +154,17 @@ def _take_step(
     frozen = {name: tensor for name, tensor in views.items() if name not in trained}
     down = tree_map(lambda tensor: tensor[rows], chunk.down)
 
-    ready = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else None
+    answer = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else ()
 
-    def one(trained: Params, frozen: Params, batch: Batch, down: Message, masks: list[Tensor], ready: Any) -> Any:
+    def one(trained: Params, frozen: Params, batch: Batch, down: Message, masks: list[Tensor], answer: _Answer) -> Any:
         params = {**frozen, **trained}
         net = chunk.net.training(masks)
-        if ready is not None:
-            net = _answering(net, params, batch.x, ready)
+        if answer:
+            net = _answering(net, params, batch.x, answer)
         goal = objective(job.method, net, params, batch, down)
         return goal.mean, goal.parts, {} if goal.seen is None else {"seen": goal.seen}
 
-    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, ready)
+    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, answer)
     if trained:
         slopes = torch.autograd.grad(mean.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
         updater.update(chunk.params, dict(zip(trained, slopes, strict=True)), rows)
@@ -176,10 +177,10 @@ def _take_step(
             memory[name][rows] = tensor
 
 
-def _answering(net: Net, params: Params, x: Tensor, ready: tuple[Tensor, Tensor]) -> Net:
+def _answering(net: Net, params: Params, x: Tensor, answer: tuple[Tensor, Tensor]) -> Net:
     """Return the net with the answer to its one usual question at hand: the lowering found it for all clients at once,
     outside of vmap.  Any other question, such as that about another model, goes through vmap."""
-    return net.calling(lambda p, inputs: ready if p is params and inputs is x else net(p, inputs))
+    return net.calling(lambda p, inputs: answer if p is params and inputs is x else net(p, inputs))
 
 
 def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
