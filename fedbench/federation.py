@@ -41,10 +41,10 @@ class Outcome:
     - `seconds`: "total", "training" and "evaluation" of the whole run.
     - `initial`: (clients,) float64 each, the "test/" and "validation/" metrics before round 1.
 
-    A diverged outcome says where in `message` and keeps the rounds measured before.
+    A diverged outcome says where in `message` and keeps the rounds measured before; so does one that was stopped.
     """
 
-    status: Literal["completed", "diverged"]
+    status: Literal["completed", "diverged", "stopped"]
     message: str
     metrics: FloatTable
     traffic: dict[str, NDArray[np.int64]]
@@ -79,6 +79,10 @@ class Record:
     traffic: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     work: FloatTable = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+Stop = Callable[[int, Mapping[str, NDArray[np.float64]]], bool]
+"""Asked after a round, given its number and its metrics (clients,), whether to leave out the rounds after it."""
 
 
 def _no_probe(stage: str, client: int, params: Params) -> None:
@@ -132,6 +136,7 @@ def run(
     engine: EngineName = "auto",
     threads: int = 1,
     on_round: Callable[[int, int], None] | None = None,
+    stop: Stop | None = None,
 ) -> Outcome:
     """Train a method on a partition of a data set.
 
@@ -140,7 +145,7 @@ def run(
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = _setup(method, models, data, training, seed)
-    return play(replace(setup, engine=choice.engine(engine, data.x.device, threads)), on_round)
+    return play(replace(setup, engine=choice.engine(engine, data.x.device, threads)), on_round, stop)
 
 
 def simulate(
@@ -286,11 +291,11 @@ def _shapes(message: Message) -> dict[str, tuple[int, ...]]:
 # --- rounds
 
 
-def play(setup: Setup, on_round: Callable[[int, int], None] | None = None) -> Outcome:
-    """Return the outcome of all rounds; divergence ends them early."""
+def play(setup: Setup, on_round: Callable[[int, int], None] | None = None, stop: Stop | None = None) -> Outcome:
+    """Return the outcome of all rounds; divergence ends them early, and so may `stop`."""
     began = time.perf_counter()
     records: list[Record] = []
-    status: Literal["completed", "diverged"] = "completed"
+    status: Literal["completed", "diverged", "stopped"] = "completed"
     message = ""
     state = first_state(setup)
     initial: FloatTable = {}
@@ -300,6 +305,9 @@ def play(setup: Setup, on_round: Callable[[int, int], None] | None = None) -> Ou
             records.append(record[1])
             if on_round:
                 on_round(len(records), setup.training.rounds)
+            if stop and len(records) < setup.training.rounds and stop(len(records), record[1].metrics):
+                status, message = "stopped", f"round {len(records)}"
+                break
     except Diverged as divergence:
         status, message = "diverged", f"round {len(records) + 1}: {divergence}"
     return replace(_outcome(setup, records, status, message, time.perf_counter() - began), initial=initial)
@@ -481,10 +489,11 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             **evaluation.summaries(setup.method, clients),
         }.items()
     }
-    loss = metrics.get("test/loss", np.zeros(0))
-    sizes = np.array([len(index) for index in setup.data.test])
-    if not np.isfinite(loss[sizes[: len(loss)] > 0]).all():
-        raise Diverged(f"the test loss is not finite for client {int(np.argmax(~np.isfinite(loss)))}")
+    for name, held in splits.items():
+        loss = metrics.get(f"{name}/loss", np.zeros(0))
+        bad = [client for client, value in enumerate(loss) if len(held[client]) and not np.isfinite(value)]
+        if bad:
+            raise Diverged(f"the {name} loss is not finite for client {bad[0]}")
     return metrics
 
 
@@ -495,7 +504,7 @@ def _spread(values: Mapping[int, float], clients: int, missing: float = np.nan) 
 
 
 def _outcome(
-    setup: Setup, records: list[Record], status: Literal["completed", "diverged"], message: str, total: float
+    setup: Setup, records: list[Record], status: Literal["completed", "diverged", "stopped"], message: str, total: float
 ) -> Outcome:
     clients = setup.data.clients
     metrics = {

@@ -374,6 +374,23 @@ def draw(partitioner: Partitioner, arrays: Arrays, seed: int, base: Path = Path(
     return replace(partition, card=head | split.notes | _describe(partition, arrays))
 
 
+def draw_for_tuning(
+    partitioner: Partitioner, arrays: Arrays, seed: int, fraction: float, base: Path = Path()
+) -> Partition:
+    """Draw the partition on which hyperparameters are chosen: the same clients, without any test samples.
+
+    Where the partition has no validation samples of its own, they are `fraction` of each client's training samples.
+    InputError as `draw`, and if no client has two training samples.
+    """
+    found = draw(partitioner, arrays, seed, base)
+    if not any(map(len, found.validation)):
+        found = draw(replace(partitioner, validation=fraction), arrays, seed, base)
+    if not any(map(len, found.validation)):
+        raise InputError("tune.validation: no client has a second training sample to validate on")
+    blind = replace(found, test=tuple(rows[:0] for rows in found.test))
+    return replace(blind, card=found.card | {"hash": blind.hash} | _describe(blind, arrays))
+
+
 def content(partitioner: Partitioner, base: Path = Path()) -> str | None:
     """Return the sha256 of the file that the partition is read from; None if it is drawn.
 

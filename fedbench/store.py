@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedbench.partition import Partition
 
 VERSION = 1
-Status = Literal["completed", "diverged", "error", "missing"]
+Status = Literal["completed", "diverged", "stopped", "error", "missing"]
 _TABLES = ("metrics", "traffic", "work", "sizes", "initial")
 
 

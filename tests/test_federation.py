@@ -278,6 +278,36 @@ def test_both_doors_lead_to_the_same_numbers() -> None:
     assert np.isfinite(inner.metrics["validation/accuracy"]).all()
 
 
+def test_a_run_can_be_stopped_after_any_round_but_the_last() -> None:
+    rng = np.random.default_rng(0)
+    y = np.resize(np.arange(3), 60)
+    arrays = Arrays(rng.normal(size=(60, 5)).astype(np.float32), y, np.zeros((0, 5), np.float32), y[:0], 3)
+    partition = draw(Iid(clients=3, validation=0.2), arrays, 7)
+    training = Training(rounds=4, batch_size=4)
+    whole = federation.run(FedAvg(), [plain_mlp], arrays, partition, training, seed=5)
+    for last in (1, 3, 4):
+        asked: list[tuple[int, float]] = []
+
+        def stop(number: int, metrics: Any, last: int = last, asked: list[Any] = asked) -> bool:
+            asked.append((number, metrics["validation/accuracy"].mean()))
+            return number == last
+
+        cut = federation.run(FedAvg(), [plain_mlp], arrays, partition, training, seed=5, stop=stop)
+        assert (cut.status, cut.message) == (("stopped", f"round {last}") if last < 4 else ("completed", ""))
+        for name, table in whole.metrics.items():
+            np.testing.assert_array_equal(cut.metrics[name], table[:last])
+        means = whole.metrics["validation/accuracy"].mean(axis=1)
+        assert asked == list(enumerate(means[: min(last, 3)], 1))
+
+
+def test_a_validation_loss_that_is_not_finite_is_divergence() -> None:
+    small, y = blobs(sizes=(8,))[0], np.array([0, 1])
+    huge = np.full((2, 6), 3e38, np.float32)
+    clients = [ClientArrays(small.x_train, small.y_train, small.x_test[:0], small.y_test[:0], huge, y)]
+    outcome = simulate(FedAvg(), plain_mlp, clients, rounds=2)
+    assert (outcome.status, outcome.message) == ("diverged", "round 1: the validation loss is not finite for client 0")
+
+
 def test_settings_can_be_given_together_or_one_by_one() -> None:
     together = Training(rounds=2, batch_size=3, optimizer=Optimizer(lr=0.2))
     one_by_one = simulate(FedAvg(), plain_mlp, blobs(), rounds=2, batch_size=3, optimizer=Optimizer(lr=0.2))

@@ -18,7 +18,7 @@ from fedbench.data import Arrays
 from fedbench.datasets.mnist_mini import MnistMini
 from fedbench.errors import InputError
 from fedbench.options import make
-from fedbench.partition import Given, Iid, NWayKShot, Partition, Partitioner, content, draw
+from fedbench.partition import Given, Iid, NWayKShot, Partition, Partitioner, content, draw, draw_for_tuning
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [(name, i) for name, count in (("mnist", 3), ("cifar10", 3), ("femnist", 2)) for i in range(count)]
@@ -329,6 +329,32 @@ def test_validation_of_the_smallest_clients() -> None:
     assert [len(double.train[0]), len(double.validation[0])] == [1, 1]
     most = draw(Iid(clients=1, validation=0.99), arrays, 0)
     assert [len(most.train[0]), len(most.validation[0])] == [1, 1]
+
+
+def test_tuning_has_the_same_clients_without_test_samples() -> None:
+    for arrays in (balanced(4, 60, 20), balanced(4, 60, 0)):
+        partitioner = NWayKShot(n=2, k=10, clients=4, test_shots=3)
+        final = draw(partitioner, arrays, 5)
+        tuning = draw_for_tuning(partitioner, arrays, 5, 0.25)
+        assert [len(rows) for rows in tuning.validation] == [5] * 4
+        assert not any(map(len, tuning.test))
+        for train, held, whole in zip(tuning.train, tuning.validation, final.train, strict=True):
+            assert sorted([*train, *held]) == sorted(whole)
+        card = tuning.card
+        assert (card["hash"], card["test_pool"]) == (tuning.hash, final.card["test_pool"])
+        assert (card["totals"]["test"], card["per_client"]["validation"]) == (0, [5] * 4)
+
+
+def test_tuning_keeps_validation_samples_that_are_there(tmp_path: Path) -> None:
+    arrays = balanced(2, 10, 4)
+    drawn = draw_for_tuning(Iid(clients=2, validation=0.5), arrays, 5, 0.1)
+    assert [len(rows) for rows in drawn.validation] == [5, 5]
+    rows = {"train": [[0, 1], [4]], "validation": [[2, 3], [5]], "test": [[0], [1]]}
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    listed = draw_for_tuning(Given(path="rows.json"), arrays, 5, 0.1, tmp_path)
+    assert [rows.tolist() for rows in listed.validation] == [[2, 3], [5]]
+    with pytest.raises(InputError, match="no client has a second training sample"):
+        draw_for_tuning(Iid(clients=20), arrays, 5, 0.5)
 
 
 def test_iid_covers_the_data_in_equal_parts() -> None:
