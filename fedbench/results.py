@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench import stats
 from fedbench.cells import Cell, source
 from fedbench.data import data_root
 from fedbench.store import Status, Store
@@ -155,7 +156,8 @@ class Summary:
     - `round`: that round, from 1; 0 if there is none.
     - `mean`, `std`: over clients, every client counting the same; the deviation is the population's (ddof 0).
     - `pooled`: mean over samples: clients weighted by their samples in the metric's split.
-    - `worst`: of the client that is worst off.
+    - `worst`: of the client that is worst off; `worst_decile`: mean of the tenth of the clients that is.
+    - `gini`, `jain`: how unequal and how equal the clients are (see `fedbench.stats`).
     - `left_out`: clients (of `clients`) without a value, such as those without test samples; in none of the above.
     """
 
@@ -164,6 +166,9 @@ class Summary:
     std: float
     pooled: float
     worst: float
+    worst_decile: float
+    gini: float
+    jain: float
     clients: int
     left_out: int
 
@@ -194,7 +199,8 @@ def summarise(numbers: Numbers, metric: str) -> Summary:
     """Return a metric's numbers over clients; all NaN if the method does not have it."""
     clients = len(numbers.sizes["train"])
     if metric not in numbers.last:
-        return Summary(0, math.nan, math.nan, math.nan, math.nan, clients, clients)
+        nan = math.nan
+        return Summary(0, nan, nan, nan, nan, nan, nan, nan, clients, clients)
     there = ~np.isnan(numbers.last[metric])
     values, weights = numbers.last[metric][there], _weights(numbers, metric)[there]
     return Summary(
@@ -203,6 +209,9 @@ def summarise(numbers: Numbers, metric: str) -> Summary:
         std=float(values.std()),
         pooled=float(np.average(values, weights=weights)) if weights.sum() else math.nan,
         worst=float(values.min() if higher_is_better(metric) else values.max()),
+        worst_decile=stats.worst_decile(values, higher_is_better(metric)),
+        gini=stats.gini(values),
+        jain=stats.jain(values),
         clients=clients,
         left_out=clients - len(values),
     )

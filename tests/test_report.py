@@ -110,7 +110,7 @@ def test_one_cell_by_hand() -> None:
     comparison = compared(done(cell("fedavg"), 1.0, 0.0))
     one = entry(comparison)
     assert (one.mean, one.std, one.pooled, one.worst) == (0.5, 0.5, 0.9, 0.0)
-    (table,) = comparison.tables
+    table = comparison.tables[0]
     assert dict(zip(table.head, table.rows[0], strict=True)) == {
         "row": "fedavg",
         "test/accuracy (%)": "50.00 ± 50.00",
@@ -161,7 +161,7 @@ def test_rows_not_better_than_the_control_are_flagged() -> None:
         None,
     ]
     assert [row[1] for row in comparison.tables[0].rows] == [
-        "80.00 ± 0.00",
+        "80.00 ± 0.00 ●",
         "70.00 ± 0.00†",
         "60.00 ± 0.00†",
         "70.00 ± 0.00",
@@ -171,7 +171,7 @@ def test_rows_not_better_than_the_control_are_flagged() -> None:
 def test_of_a_loss_less_is_better() -> None:
     comparison = compared(done(cell("local"), 0.5, 0.5), done(cell("fedavg"), 0.6, 0.6), metric="test/loss")
     assert entry(comparison, 1).beats_control is True
-    assert comparison.tables[0].rows[1][:2] == ("fedavg", "2.4000 ± 0.0000")
+    assert comparison.tables[0].rows[1][:2] == ("fedavg", "2.4000 ± 0.0000 ●")
 
 
 def test_the_control_is_compared_on_the_seeds_that_both_have() -> None:
@@ -358,7 +358,7 @@ def places(comparison: Comparison) -> dict[str, tuple[str, ...]]:
 def test_what_varies_last_makes_columns_as_in_the_paper() -> None:
     comparison = compared(*planned(n=(3, 4, 5)))
     assert places(comparison) == {"": ("n=3", "n=4", "n=5")}
-    main, further = comparison.tables
+    main, further, clients = comparison.tables
     assert main.head == ("row", "n=3", "± seeds", "n=4", "± seeds", "n=5", "± seeds", "rounds", "up ×10³")
     assert main.rows[1][-2:] == ("2", "0.60 / 0.80 / 1.00")
     assert [row[:2] for row in further.rows[:4]] == [
@@ -367,6 +367,7 @@ def test_what_varies_last_makes_columns_as_in_the_paper() -> None:
         ("local", "n=5"),
         ("fedavg", "n=3"),
     ]
+    assert clients.rows[0] == ("local", "n=3", "50.00", "50.00", "0.0000", "1.0000")
 
 
 def test_everything_else_that_varies_makes_blocks() -> None:
@@ -374,7 +375,7 @@ def test_everything_else_that_varies_makes_blocks() -> None:
     assert places(comparison) == {
         f"dataset={dataset}, k={k}": ("n=3", "n=4") for dataset in ("digits", "flowers") for k in (20, 100)
     }
-    assert len(comparison.tables) == 8
+    assert len(comparison.tables) == 12
 
 
 def test_what_follows_from_something_else_makes_no_block_of_its_own() -> None:
@@ -446,7 +447,7 @@ def test_the_page_has_numbers_partition_and_provenance() -> None:
     one = done(cell("fedproto", options={"lam": 1.0, "distance": "mse"}), 1.0, 0.0)
     text = page(compared(one, done(cell("local"), 0.4, 0.4), description=description))
     assert text.startswith("# study\n\nWhat this is.\n\nSecond paragraph.\n\n| row ")
-    assert cells_of(text, "fedproto")[1:5] == ["50.00 ± 50.00", "", "90.00", "0.00"]
+    assert cells_of(text, "fedproto")[1:5] == ["50.00 ± 50.00 ●", "", "90.00", "0.00"]
     assert "| fedproto | fedproto  | lam=1.0, distance=mse |" in text
     partition = cells_of(text, "nway_kshot, seed=7")
     assert partition[1:] == ["2", "30 to 1,200", "0", "10 to 90", "2 to 3", "1.50", "0123456789abcdef"]

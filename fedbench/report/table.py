@@ -4,20 +4,25 @@ All text here is plain: whoever renders it escapes it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedbench.config import Suite
 from fedbench.errors import unknown
 from fedbench.reference import Published, Reference
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
+from fedbench.report.standing import Standing, over_data_sets, standings
 from fedbench.results import Results, higher_is_better
+from fedbench.stats import LEVEL, Against, Ranking, power
 
 CONTROL = "local"
 """The algorithm that every other has to beat: everybody trains alone."""
 
 FLAG = "†"
+BEST = "●"
+NEAR_BEST = "○"
 _NOTHING = "–"
 
 
@@ -25,7 +30,8 @@ _NOTHING = "–"
 class Entry:
     """One row in one column, over its pairs of partition and run seed; NaN where there is no number.
 
-    - `mean`, `std`, `pooled`, `worst`: of `Summary`, averaged over the pairs that have one.
+    - `mean`, `std`, `pooled`, `worst`, `worst_decile`, `gini`, `jain`: of `Summary`, averaged over the pairs that have
+      one.
     - `spread`: sample deviation (ddof 1) of the means over clients from pair to pair; NaN for a single one.
     - `rounds`, `up_scalars`, `steps`, `seconds`: of `Costs`, averaged over the pairs that completed.
     - `done`, `planned`: pairs.  `trouble` says what became of the others.
@@ -33,12 +39,16 @@ class Entry:
     - `published`: what the suite's reference says about it.
     - `beats_control`: whether it is better than the control, on average over the pairs that both have; None if it is
       the control, or there is no such pair.
+    - `standing`: what tests say of it against the control and against the best.
     """
 
     mean: float
     std: float
     pooled: float
     worst: float
+    worst_decile: float
+    gini: float
+    jain: float
     spread: float
     rounds: float
     up_scalars: float
@@ -50,6 +60,7 @@ class Entry:
     further: tuple[tuple[float, float], ...]
     published: Published | None
     beats_control: bool | None
+    standing: Standing
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class Comparison:
 
     - `blocks`: the numbers; `tables`: the same, formatted.
     - `reading`: how to read the tables; `notes`: what to know about these ones; a sentence each.
+    - `ranking`: how the rows rank over the data sets, if there are two and three rows are complete.
     - `rows`: what each row is; `partitions`: what the clients hold.
     - `provenance`: pairs of a word and a text.
     """
@@ -96,6 +108,7 @@ class Comparison:
     tables: tuple[Table, ...]
     reading: tuple[str, ...]
     notes: tuple[str, ...]
+    ranking: Ranking | None
     rows: Table
     partitions: Table
     provenance: tuple[tuple[str, str], ...]
@@ -114,6 +127,7 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
     layout = arrange(members)
     beside = _Beside(suite.further_metrics, reference)
     blocks = tuple(_block(layout, title, block, beside) for title, block in grouped(members, layout.title).items())
+    ranking = over_data_sets(members, layout, higher_is_better(suite.metric))
     rows = row_settings(members, layout)
     partitions = partition_rows(members, layout, results.cards)
     return Comparison(
@@ -121,9 +135,13 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
         description=suite.description,
         metric=suite.metric,
         blocks=blocks,
-        tables=tuple(table for block in blocks for table in _tables(block, suite.metric, beside)),
-        reading=_reading(suite.metric, beside),
-        notes=_notes(members, layout),
+        tables=(
+            *(table for block in blocks for table in _tables(block, suite.metric, beside)),
+            *([_ranks(ranking)] if ranking else []),
+        ),
+        reading=_reading(suite.metric, beside, blocks),
+        notes=(*_notes(members, layout), *_power(blocks), *(_friedman(ranking) if ranking else [])),
+        ranking=ranking,
         rows=Table("Rows", ("row", "algorithm", "settings"), tuple(rows), texts=3),
         partitions=Table("Partitions", PARTITION_HEAD, tuple(partitions)),
         provenance=tuple(provenance(results, suite, members)),
@@ -142,16 +160,33 @@ class _Beside:
 
 
 def _block(layout: Layout, title: str, members: Sequence[Member], beside: _Beside) -> Block:
-    columns = list(grouped(members, layout.heading))
+    columns = grouped(members, layout.heading)
     rows = grouped(members, lambda member: member.label)
     controls = [row for row in rows.values() if _is_control(row[0])]
+    control = {label: _control(row[0], controls) for label, row in rows.items()}
+    entries: dict[str, list[Entry | None]] = {label: [] for label in rows}
+    for heading, column in columns.items():
+        places = grouped(column, lambda member: member.label)
+        standing = _standings(places, control)
+        for label in rows:
+            others = [member for member in control[label] if layout.heading(member) == heading]
+            here = places.get(label)
+            entries[label].append(_entry(here, others, standing[label], beside) if here else None)
+    return Block(title, tuple(columns), tuple(Row(label, tuple(found)) for label, found in entries.items()))
 
-    def entries(row: Sequence[Member]) -> Iterable[Entry | None]:
-        places = grouped(row, layout.heading)
-        control = grouped(_control(row[0], controls), layout.heading)
-        return (_entry(places[c], control.get(c, []), beside) if c in places else None for c in columns)
 
-    return Block(title, tuple(columns), tuple(Row(label, tuple(entries(row))) for label, row in rows.items()))
+def _standings(places: Mapping[str, Sequence[Member]], control: Mapping[str, Sequence[Member]]) -> dict[str, Standing]:
+    values = {
+        label: {member.seeds: member.summary.mean for member in here if member.summary}
+        for label, here in places.items()
+    }
+    controls = {
+        label: others[0].label
+        for label, others in control.items()
+        if label in places and others and others[0].label in places and not _is_control(places[label][0])
+    }
+    metric = next(iter(places.values()))[0].metric
+    return standings(values, controls, higher_is_better(metric))
 
 
 def _is_control(member: Member) -> bool:
@@ -165,7 +200,7 @@ def _control(member: Member, controls: Sequence[Sequence[Member]]) -> Sequence[M
     return next(same, controls[0] if controls else [])
 
 
-def _entry(members: Sequence[Member], control: Sequence[Member], beside: _Beside) -> Entry:
+def _entry(members: Sequence[Member], control: Sequence[Member], standing: Standing, beside: _Beside) -> Entry:
     found = [member.summary for member in members if member.summary]
     spent = [member.costs for member in members if member.costs]
     means = [summary.mean for summary in found]
@@ -174,6 +209,9 @@ def _entry(members: Sequence[Member], control: Sequence[Member], beside: _Beside
         std=_mean(summary.std for summary in found),
         pooled=_mean(summary.pooled for summary in found),
         worst=_mean(summary.worst for summary in found),
+        worst_decile=_mean(summary.worst_decile for summary in found),
+        gini=_mean(summary.gini for summary in found),
+        jain=_mean(summary.jain for summary in found),
         spread=_deviation(means),
         rounds=_mean(costs.rounds for costs in spent),
         up_scalars=_mean(costs.up_scalars for costs in spent),
@@ -185,6 +223,7 @@ def _entry(members: Sequence[Member], control: Sequence[Member], beside: _Beside
         further=tuple(_mean_and_std(members, metric) for metric in beside.metrics),
         published=beside.reference.find(members[0].facts, members[0].metric) if beside.reference else None,
         beats_control=None if _is_control(members[0]) else _beats(members, control),
+        standing=standing,
     )
 
 
@@ -249,6 +288,7 @@ def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
             ),
         ]
     title = f"{title}: " if title else ""
+    tables.append(_listed(block, f"{title}over clients", _FAIRNESS, lambda entry: _fairness(entry, metric)))
     if beside.metrics:
         head = tuple(map(_named, beside.metrics))
         tables.append(_listed(block, f"{title}further metrics", head, lambda entry: _further(entry, beside.metrics)))
@@ -257,19 +297,24 @@ def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
         tables.append(
             _listed(block, f"{title}beside {beside.reference.name}", head, lambda entry: _compared(entry, metric))
         )
-    return tables
+    tables.append(_listed(block, f"{title}against the control", _AGAINST, partial(_against_control, metric), texts=1))
+    tables.append(_listed(block, f"{title}against the best", _AGAINST, partial(_against_best, metric), texts=1))
+    return [table for table in tables if table.rows]
 
 
-def _listed(block: Block, title: str, head: Sequence[str], texts: Callable[[Entry], Sequence[str]]) -> Table:
-    """Return a table with a line for each of a block's entries that have some texts."""
+def _listed(
+    block: Block, title: str, head: Sequence[str], said: Callable[[Entry], Sequence[str]], texts: int = 0
+) -> Table:
+    """Return a table with a line for each of a block's entries of which something is said, the first `texts` text."""
     single = len(block.columns) == 1
     lines = [
-        (row.label, *(() if single else (column,)), *said)
+        (row.label, *(() if single else (column,)), *words)
         for row in block.rows
         for column, entry in zip(block.columns, row.entries, strict=True)
-        if entry and (said := texts(entry))
+        if entry and (words := said(entry))
     ]
-    return Table(title, ("row", *(() if single else ("column",)), *head), tuple(lines), texts=1 if single else 2)
+    first = ("row",) if single else ("row", "column")
+    return Table(title, (*first, *head), tuple(lines), texts=len(first) + texts)
 
 
 def _side_by_side(entries: Sequence[Sequence[str]]) -> list[str]:
@@ -287,7 +332,7 @@ def _formatted(entry: Entry | None, metric: str) -> list[str]:
     if entry is None:
         return [_NOTHING, "", *("" for _ in _FURTHER)]
     return [
-        _headline(entry, metric),
+        _headline(entry, metric) + _mark(entry.standing),
         _number(entry.spread, metric),
         _number(entry.pooled, metric),
         _number(entry.worst, metric),
@@ -296,6 +341,58 @@ def _formatted(entry: Entry | None, metric: str) -> list[str]:
         _plain(entry.steps, 0),
         _plain(entry.seconds, 1),
     ]
+
+
+def _mark(standing: Standing) -> str:
+    return f" {BEST}" * standing.best + f" {NEAR_BEST}" * standing.near_best
+
+
+_FAIRNESS = ("worst client", "worst decile", "Gini", "Jain")
+
+
+def _fairness(entry: Entry, metric: str) -> list[str]:
+    """Return how unequal the clients are; nothing if the entry has no numbers."""
+    if not entry.done:
+        return []
+    worst = [_number(value, metric) for value in (entry.worst, entry.worst_decile)]
+    return [*worst, _plain(entry.gini, 4), _plain(entry.jain, 4)]
+
+
+_AGAINST = ("against", "pairs", "difference", "95 % interval", "p", "p (Wilcoxon)", "verdict")
+
+
+def _against_control(metric: str, entry: Entry) -> list[str]:
+    return _against(entry.standing.control, entry.standing.against_control, metric)
+
+
+def _against_best(metric: str, entry: Entry) -> list[str]:
+    return _against(entry.standing.best_row, entry.standing.against_best, metric)
+
+
+def _against(other: str | None, against: Against | None, metric: str) -> list[str]:
+    """Return what a comparison came to; nothing if there are not two pairs to compare."""
+    if other is None or against is None or against.pairs < 2:
+        return []
+    low, high = (_signed(_number(value, metric)) for value in (against.low, against.high))
+    return [
+        other,
+        str(against.pairs),
+        _signed(_number(against.difference, metric)),
+        f"{low} to {high}",
+        _chance(against.p),
+        _chance(against.p_wilcoxon),
+        against.verdict,
+    ]
+
+
+def _chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else _plain(p, 3)
+
+
+def _ranks(ranking: Ranking) -> Table:
+    ranks = (_plain(mean, 2) for mean in ranking.ranks)
+    rows = tuple(zip(ranking.labels, ranks, strict=True))
+    return Table(f"Ranks over {ranking.data_sets} data sets", ("row", "mean rank"), rows)
 
 
 _PUBLISHED = ("theirs", "gap", "rounds", "theirs", "up ×10³", "theirs", "gap")
@@ -360,7 +457,7 @@ def _plain(value: float, digits: int) -> str:
 # --- words
 
 
-def _reading(metric: str, beside: _Beside) -> tuple[str, ...]:
+def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str, ...]:
     worst = "lowest" if higher_is_better(metric) else "highest"
     reading = [
         f"a ± b: mean and standard deviation of {metric} over clients, every client counting the same, in the last "
@@ -370,7 +467,19 @@ def _reading(metric: str, beside: _Beside) -> tuple[str, ...]:
         "up ×10³: scalars that all clients together upload per round, in thousands; client-steps: optimiser steps of "
         "all clients in all rounds; seconds: of the whole run.",
         f"{FLAG}: not better than the control, {CONTROL}, where everybody trains alone.",
+        f"{BEST}: the best mean; {NEAR_BEST}: not distinguishable from it by a test over the pairs of seeds.",
+        "worst decile: mean of the tenth of the clients that is worst off; Gini: 0 if all clients have the same, "
+        "towards 1 if one has everything; Jain: 1 if all have the same, 1 / clients if one has everything.",
     ]
+    if any(pairs > 1 for pairs, _ in _compared_pairs(blocks)):
+        reading += [
+            "difference: the row's mean over clients minus the other's, on average over the pairs of seeds that both "
+            "have; interval: bootstrap over these pairs; p: paired t test; Wilcoxon: exact signed-rank test. The "
+            "spread over clients enters neither.",
+            "Both p are two-sided and corrected by Holm's method over the comparisons of a column: with the control "
+            "those of all rows; with the best, which the same numbers have chosen, those of all pairs of rows. better, "
+            f"worse: the t test's is at most {LEVEL} (the Wilcoxon test's where all pairs differ by the same).",
+        ]
     if beside.reference:
         reading += [
             f"theirs: what {beside.reference.name} says for the same {', '.join(beside.reference.settings)}, ± over "
@@ -378,6 +487,32 @@ def _reading(metric: str, beside: _Beside) -> tuple[str, ...]:
             "declared: trainable scalars that reach the server, without batch norm's statistics.",
         ]
     return tuple(reading)
+
+
+def _compared_pairs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of seeds and size of the family of each comparison that there is a pair for."""
+    for entry in (entry for block in blocks for row in block.rows for entry in row.entries if entry):
+        for against in (entry.standing.against_control, entry.standing.against_best):
+            if against and against.pairs:
+                yield against.pairs, against.family
+
+
+def _power(blocks: Sequence[Block]) -> list[str]:
+    """Return what the pairs can show, for each number of pairs in the smallest family that it is in."""
+    smallest = dict(sorted(set(_compared_pairs(blocks)), reverse=True))
+    return [power(pairs, family) for pairs, family in sorted(smallest.items())]
+
+
+def _friedman(ranking: Ranking) -> list[str]:
+    return [
+        f"Friedman's test that all rows rank alike over the {ranking.data_sets} data sets: p {_equals(ranking.p)}. By "
+        f"Nemenyi's test, rows whose mean ranks differ by less than {ranking.critical_difference:.2f} are not "
+        "distinguishable."
+    ]
+
+
+def _equals(p: float) -> str:
+    return _chance(p) if p < 0.001 else f"= {_chance(p)}"
 
 
 def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
