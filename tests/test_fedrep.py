@@ -118,9 +118,9 @@ def test_without_body_epochs_the_body_stays_the_first_one_for_ever(optimizer: Op
     method = FedRep(head_epochs=2, body_epochs=0)  # four clients of equal weight: their mean is exact
     start = watch(method, small_mlp, blobs(), rounds=1, participants=[[]], **run).models[0, "evaluated", 0]
     seen = watch(method, small_mlp, blobs(), rounds=3, **run)
-    for params in seen.stage("evaluated").values():
+    for (number, _), params in seen.stage("evaluated").items():
         assert same(part(params, BODY), part(start, BODY))
-        assert not same(part(params, HEAD), part(start, HEAD))
+        assert number == 0 or not same(part(params, HEAD), part(start, HEAD))
 
 
 def test_without_head_epochs_the_heads_stay_as_drawn() -> None:
