@@ -14,6 +14,7 @@
     metric: test/accuracy                  # of the report's table
     further_metrics: [test/accuracy/head]  # in a table beside it
     reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
+    figure: {x: k, y: test/accuracy}       # of the report: metrics (or a list of them) against a fact that varies
     experiments: [{dataset: mnist}]        # each is laid over what stands above
 
 Here only what needs no plugin is checked; names and options are when the cells are made (`fedbench.cells.expand`).
@@ -164,6 +165,20 @@ class Experiment(_Part):
     """
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+@final
+class Axes(BaseModel):
+    """What a figure of the report shows: metrics `y`, a figure each, against `x`, a fact of the cells."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    x: str
+    y: Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str]), Field(min_length=1)]
+
+
 @final
 class Suite(_Part):
     """A whole suite file, valid as far as it can be without its plugins."""
@@ -175,6 +190,7 @@ class Suite(_Part):
     metric: str = "test/accuracy"
     further_metrics: Annotated[list[str], AfterValidator(_check_names)] = []
     reference: str = ""
+    figure: Axes | None = None
     experiments: list[Experiment] = []
 
     _file: str = PrivateAttr("suite")
