@@ -5,20 +5,21 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from fedbench import options, plugins
+from fedbench import options, plugins, space
 from fedbench.config import Suite, read_value
 from fedbench.errors import InputError, unknown
 from fedbench.settings import Training
+from fedbench.space import Tune
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
     from fedbench.engines.choice import EngineName
-    from fedbench.federation import Outcome
+    from fedbench.federation import Outcome, Stop
     from fedbench.net import Net
     from fedbench.partition import Partition, Partitioner
 
@@ -40,7 +41,8 @@ class Cell:
     - `recipe`: plain JSON values, all that the numbers depend on: protocol, dataset {name, options, content},
       partition {name, options, seed, and content if read from a file}, models [{name, options, and the same}] (several:
       contiguous blocks of clients), training, method {name, options, revision}, seed.  A plugin in a file is named
-      Class@<sha256 of the file>.
+      Class@<sha256 of the file>.  Where hyperparameters are to be chosen first, also tuning: a suite's `tune`, with
+      `params` resolved to the `space` (see `fedbench.space`).
     - `specs`: such a name -> how the suite wrote it; not hashed.
     """
 
@@ -53,6 +55,17 @@ class Cell:
     def key(self) -> str:
         """The first 16 hexadecimal digits of the recipe's sha256."""
         return _hash(self.recipe)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether hyperparameters are chosen before it is run; its recipe holds how, and not what comes out."""
+        return "tuning" in self.recipe
+
+    @cached_property
+    def study_key(self) -> str:
+        """The same of what the choice depends on: not the seed of the run, nor how many trials are taken."""
+        recipe = {name: value for name, value in self.recipe.items() if name != "seed"}
+        return _hash({**recipe, "tuning": {name: v for name, v in recipe["tuning"].items() if name != "trials"}})
 
     @cached_property
     def partition_key(self) -> str:
@@ -86,7 +99,21 @@ class Cell:
             values = [column.get(name) for column in columns]
             same = all(value == values[0] for value in values)
             facts[name] = values[0] if same else "/".join(map(_text, values))
+        if self.tuned:
+            facts |= {fact_name(place): TUNED for place in recipe["tuning"]["space"]}
+            facts |= _flat({name: v for name, v in recipe["tuning"].items() if name != "space"}, "tuning.")
+        if "trial" in recipe:
+            facts |= _flat(recipe["trial"])
         return facts
+
+
+TUNED = "tuned"
+"""Stands among a cell's facts for a value that is chosen before it is run."""
+
+
+def fact_name(place: str) -> str:
+    """Return the name of the fact that is a setting's value, given its place in a recipe."""
+    return place.removeprefix("training.")
 
 
 def expand(suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> list[Cell]:
@@ -107,9 +134,10 @@ def expand(suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> lis
                     "hyperparameters are varied in a row's own grid"
                 )
         for point in _points(part):
-            for cell in maker.cells(point, where):
+            for cell in maker.cells(point, where, tuple(part.get("grid", {}))):
                 # Two experiments may ask for the same cell: it is one.
                 cells.setdefault((cell.label, cell.key), cell)
+        maker.check_tuned(part, where)
     return list(cells.values())
 
 
@@ -172,13 +200,17 @@ def run_cell(
     threads: int = 1,
     base: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
+    stop: "Stop | None" = None,
 ) -> "Outcome":
     """Train and evaluate one cell; `on_round` is called with the rounds done and the rounds there are.
 
-    InputError if a plugin's file is no longer what the recipe says, or model, data and method do not fit.
+    A trial has no test samples, also not among its arrays; `stop` may end it early.  InputError if a plugin's file is
+    no longer what the recipe says, or model, data and method do not fit.
     """
     from fedbench import federation
 
+    if "trial" in cell.recipe:
+        arrays = replace(arrays, x_test=arrays.x_test[:0], y_test=arrays.y_test[:0], client_test=None)
     method = _build("methods", cell, cell.recipe["method"], base)
     models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
     training = options.make(Training, cell.recipe["training"], "training")
@@ -193,7 +225,26 @@ def run_cell(
         engine=engine,
         threads=threads,
         on_round=on_round,
+        stop=stop,
     )
+
+
+def settle(cell: Cell, values: space.Values) -> Cell:
+    """Return the cell that a tuned one comes to, once its values are chosen."""
+    recipe = {name: value for name, value in cell.recipe.items() if name != "tuning"}
+    return replace(cell, recipe=space.put(recipe, values))
+
+
+def trial(cell: Cell, number: int, values: space.Values) -> Cell:
+    """Return a trial of a tuned cell's study: a cell on the same clients, without their test samples."""
+    tuning = cell.recipe["tuning"]
+    recipe = {
+        **settle(cell, values).recipe,
+        "partition": {**cell.recipe["partition"], "tuning": {"validation": tuning["validation"]}},
+        "trial": {"study": cell.study_key, "trial": number},
+        "seed": tuning["seed"],
+    }
+    return replace(cell, recipe=recipe)
 
 
 class Checker:
@@ -245,6 +296,9 @@ def draw_partition(cell: Cell, arrays: "Arrays", base: Path | None = None) -> "P
 
     recipe = cell.recipe["partition"]
     partitioner: Partitioner = options.make(partition.PARTITIONERS[recipe["name"]], recipe["options"], "partition")
+    if "tuning" in recipe:
+        fraction = recipe["tuning"]["validation"]
+        return partition.draw_for_tuning(partitioner, arrays, recipe["seed"], fraction, base or Path())
     return partition.draw(partitioner, arrays, recipe["seed"], base or Path())
 
 
@@ -257,18 +311,26 @@ class _Maker:
         self.fingerprint = fingerprint
         self.specs: dict[str, str] = {}
         self.contents: dict[str, str] = {}
+        self.tunable: set[str] = set()
+        self.found: set[str] = set()
 
-    def cells(self, part: Mapping[str, Any], where: str) -> Iterator[Cell]:
-        """Yield the cells of one experiment without a grid."""
+    def cells(self, part: Mapping[str, Any], where: str, grid: Sequence[str] = ()) -> Iterator[Cell]:
+        """Yield the cells of one point of an experiment's grid, of which the names of the axes are given."""
         shared = {"protocol": PROTOCOL, "dataset": self._dataset(part, where)}
         partition = self._partition(part, where)
-        rows = [made for label, row in part["methods"].items() for made in self._rows(label, row, part, where)]
+        rows = [made for label, row in part["methods"].items() for made in self._rows(label, row, part, where, grid)]
         for partition_seed, seed in itertools.product(self.suite.partition_seeds, self.suite.seeds):
             for label, row in rows:
                 recipe = {**shared, "partition": {**partition, "seed": partition_seed}, **row, "seed": seed}
                 used = [recipe["dataset"], recipe["method"], *recipe["models"]]
                 specs = {one["name"]: self.specs[one["name"]] for one in used if one["name"] in self.specs}
                 yield Cell(self.suite.name, label, recipe, specs)
+
+    def check_tuned(self, part: Mapping[str, Any], where: str) -> None:
+        """Raise InputError if `tune.params` names something that no row of the experiment has."""
+        for name in (part.get("tune") or {}).get("params", {}):
+            if name not in self.found:
+                raise InputError(f"{where}: tune.params: {unknown('setting', name, self.tunable)}")
 
     def _plugin(self, kind: plugins.Kind, spec: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         cls = plugins.load(kind, spec, self.suite.base, where)
@@ -301,7 +363,7 @@ class _Maker:
         return recipe if file is None else {**recipe, "content": file}
 
     def _rows(
-        self, label: str, row: Mapping[str, Any], part: Mapping[str, Any], where: str
+        self, label: str, row: Mapping[str, Any], part: Mapping[str, Any], where: str, grid: Sequence[str]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{where}: methods.{label}"
         for path in row.get("grid", {}):
@@ -312,14 +374,25 @@ class _Maker:
         for point in _points({"training": {}, **row}):
             varied = " ".join(f"{path.rpartition('.')[2]}={_text(_at(point, path))}" for path in row.get("grid", {}))
             training = options.merge(part.get("training", {}), point["training"])
-            yield (
-                f"{label} ({varied})" if varied else label,
-                {
-                    "models": self._models(point, part, where),
-                    "training": options.resolve(Training, training, f"{place}.training"),
-                    "method": self._method(label, point, place),
-                },
-            )
+            recipe = {
+                "models": self._models(point, part, where),
+                "training": options.resolve(Training, training, f"{place}.training"),
+                "method": self._method(label, point, place),
+            }
+            if part.get("tune") is not None:
+                axes = [axis if axis.startswith("training.") else f"method.{axis}" for axis in row.get("grid", {})]
+                recipe = self._tuned(Tune.model_validate(part["tune"]), recipe, [*grid, *axes], place)
+            yield f"{label} ({varied})" if varied else label, recipe
+
+    def _tuned(self, tune: Tune, row: Mapping[str, Any], varied: Sequence[str], place: str) -> dict[str, Any]:
+        """Return a row's part of the recipe with how its values are chosen."""
+        name = row["method"]["name"]
+        method = plugins.load("methods", self.specs.get(name, name), self.suite.base, place)
+        self.tunable.update(space.names(row))
+        self.found.update(name for name in tune.params if space.find(name, row))
+        fixed, searched = space.span(tune, method, row, varied, place)
+        how = tune.model_dump(exclude={"params"})
+        return {**fixed, "tuning": {**how, "trials": space.trials(tune, searched), "space": searched}}
 
     def _models(self, row: Mapping[str, Any], part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         if row.get("models", "single") == "single":

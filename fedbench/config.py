@@ -15,6 +15,7 @@
     further_metrics: [test/accuracy/head]  # in a table beside it
     reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
     figure: {x: k, y: test/accuracy}       # of the report: metrics (or a list of them) against a fact that varies
+    tune: {trials: 20, params: {lam: [0.1, 1]}}   # hyperparameters are chosen first, see `fedbench.space.Tune`
     experiments: [{dataset: mnist}]        # each is laid over what stands above
 
 Here only what needs no plugin is checked; names and options are when the cells are made (`fedbench.cells.expand`).
@@ -43,6 +44,7 @@ from pydantic import (
 from fedbench import options, plugins
 from fedbench.errors import InputError, unknown
 from fedbench.settings import Training
+from fedbench.space import Tune
 
 SUITES = Path(__file__).with_name("suites")
 """The folder of the suites that come with fedbench."""
@@ -154,6 +156,7 @@ class _Part(BaseModel):
     training: Settings = {}
     grid: Grid = {}
     methods: Methods = {}
+    tune: Tune | None = None
 
 
 @final
@@ -264,6 +267,18 @@ def override(suite: Suite, sets: Sequence[str] = (), seeds: str | None = None) -
     return suite
 
 
+def tuned(suite: Suite, trials: int | None = None) -> Suite:
+    """Return the suite with tuning, all of it if no part says `tune`, and with another number of trials."""
+    data = suite.model_dump(exclude_unset=True)
+    parts = [part for part in [data, *data.get("experiments", [])] if part.get("tune") is not None]
+    if not parts:
+        data["tune"] = {}
+        parts = [data]
+    for part in parts if trials is not None else ():
+        part["tune"]["trials"] = trials
+    return _suite(data, suite.file, suite.file if trials is None else f"--trials {trials}")
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of suite files, for editors."""
     made = Suite.model_json_schema()
@@ -303,6 +318,8 @@ def _suite(data: Mapping[str, Any], file: str, where: str) -> Suite:
 
 def _keys_at(path: tuple[str, ...]) -> Sequence[str]:
     """Return the keys that a suite may have at a place where unknown ones are refused."""
+    if path[-1:] == ("tune",):
+        return tuple(Tune.model_fields)
     return tuple(Experiment.model_fields if path else Suite.model_fields)
 
 
