@@ -118,11 +118,18 @@ def report(
     only: _Only = "",
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = "",
+    formats: Annotated[
+        str, typer.Option("--format", metavar="FORMAT,...", help="Of html, md, latex and csv.")
+    ] = "html,md",
+    figures: Annotated[bool, typer.Option("--figures", help="Save the figures too, as SVG and PDF.")] = False,
     out: _Out = _RUNS,
     data: _Data = None,
 ) -> None:
     """Report what a suite's cells have come to so far."""
-    _report(_plan(suite, only, sets, seeds, out, data))
+    from fedbench.report import read_formats
+
+    wanted = read_formats(formats, "--format")
+    _report(_plan(suite, only, sets, seeds, out, data), wanted, figures)
 
 
 @app.command("list")
@@ -352,7 +359,7 @@ def _said(result: "Record | CellError", metric: str) -> str:
     return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
 
 
-def _report(plan: _Plan) -> None:
+def _report(plan: _Plan, formats: Sequence[str] = ("html", "md"), figures: bool = False) -> None:
     """Print the report on the plan's cells, and write it beside them."""
     from rich.console import Console
 
@@ -361,11 +368,8 @@ def _report(plan: _Plan) -> None:
     found = results.collect(plan.store, plan.cells, plan.suite.base, plan.data)
     comparison = report.compare(found, plan.suite, plan.reference)
     Console().print(report.terminal.render(comparison))
-    plan.store.root.mkdir(parents=True, exist_ok=True)
-    for suffix, render in report.FORMATS.items():
-        file = plan.store.root / f"report.{suffix}"
-        file.write_text(render(comparison), encoding="utf-8")
-        print(f"written to {file}")
+    for path in report.write(found, plan.suite, comparison, plan.store.root, formats, figures):
+        print(f"written to {path}")
 
 
 def _describe(plan: _Plan) -> None:

@@ -529,4 +529,5 @@ def test_a_table_too_wide_for_the_screen_is_folded_and_not_cut() -> None:
 
 def test_markdown_is_a_format() -> None:
     comparison = compared(done(cell("local"), 0.5, 0.5))
-    assert FORMATS["md"](comparison) == page(comparison)
+    name, render = FORMATS["md"]
+    assert (name, render(comparison, ())) == ("report.md", page(comparison))

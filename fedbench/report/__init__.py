@@ -3,13 +3,68 @@
 `compare` makes the comparison, and a format renders it: the same results give the same bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
-from fedbench.report import markdown, terminal
+from fedbench.config import Suite
+from fedbench.errors import InputError, unknown
+from fedbench.report import figures, html, latex, markdown, plots, terminal
+from fedbench.report.plots import Figure
 from fedbench.report.table import Comparison, compare
+from fedbench.results import Results
 
-__all__ = ["FORMATS", "Comparison", "compare", "markdown", "terminal"]
+__all__ = ["FORMATS", "Comparison", "compare", "html", "latex", "markdown", "read_formats", "terminal", "write"]
 
-FORMATS: Mapping[str, Callable[[Comparison], str]] = MappingProxyType({"md": markdown.render})
-"""File suffix -> what writes a comparison in that format."""
+_Render = Callable[[Comparison, Sequence[Figure]], str]
+FORMATS: Mapping[str, tuple[str, _Render]] = MappingProxyType(
+    {
+        "html": ("report.html", html.render),
+        "md": ("report.md", lambda comparison, _: markdown.render(comparison)),
+        "latex": ("report.tex", lambda comparison, _: latex.render(comparison)),
+    }
+)
+"""Format -> its file's name, and what writes a comparison and its figures in it."""
+
+
+def read_formats(text: str, where: str) -> list[str]:
+    """Return the formats in "html,md"; InputError, beginning with `where`, if one is none."""
+    wanted = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    known = (*FORMATS, "csv")
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"{where} {text}: {unknown('format', name, known)}")
+    return wanted
+
+
+def write(
+    results: Results,
+    suite: Suite,
+    comparison: Comparison,
+    folder: Path,
+    formats: Sequence[str],
+    save_figures: bool,
+) -> Iterator[Path]:
+    """Write a comparison's files into a folder, and yield each one's path (that of `figures/` for all of them).
+
+    Besides `FORMATS` there is csv: a line for each cell with its settings and what it came to.  InputError if the
+    suite asks for a figure of what its cells do not have.
+    """
+    drawn = figures.figures(results, suite) if save_figures or "html" in formats else ()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in formats:
+        if name == "csv":
+            path = folder / "summary.csv"
+            results.summary(suite.metric).to_csv(path, index=False, lineterminator="\n")
+        else:
+            file, render = FORMATS[name]
+            path = folder / file
+            path.write_text(render(comparison, drawn), encoding="utf-8", newline="\n")
+        yield path
+    if save_figures and drawn:
+        saved = folder / "figures"
+        saved.mkdir(exist_ok=True)
+        for figure in drawn:
+            (saved / f"{figure.name}.svg").write_text(plots.svg(figure), encoding="utf-8", newline="\n")
+            (saved / f"{figure.name}.pdf").write_bytes(plots.pdf(figure))
+        yield saved

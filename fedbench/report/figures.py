@@ -14,9 +14,11 @@ from fedbench.cells import Scalar
 from fedbench.config import Axes, Suite
 from fedbench.errors import InputError, unknown
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, names, text, values
-from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Strip, compact
+from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Ranks, Strip, compact
+from fedbench.report.standing import over_data_sets
 from fedbench.report.table import CONTROL
 from fedbench.results import Numbers, Results, higher_is_better
+from fedbench.stats import Ranking
 
 _WORST = 12  # clients shown among the worst
 _APART = 20.0  # how far budgets of methods must be apart for a logarithmic axis
@@ -34,7 +36,8 @@ def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
     for title, group in grouped(members, lambda member: _setting(layout, member)).items():
         setting = _Setting(title, group, looks, suite.metric, results.cards)
         found += setting.figures()
-    return tuple(found)
+    ranking = over_data_sets(members, layout, higher_is_better(suite.metric))
+    return (*found, *([_ranks(ranking)] if ranking else []))
 
 
 def _setting(layout: Layout, member: Member) -> str:
@@ -87,6 +90,21 @@ def _slug(text: str) -> str:
 
 def _floats(values: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
+
+
+def _ranks(ranking: Ranking) -> Figure:
+    said = ", ".join(f"{label} {rank:.2f}" for label, rank in zip(ranking.labels, ranking.ranks, strict=True))
+    apart = f"{ranking.critical_difference:.2f}"
+    return Figure(
+        "ranks",
+        "Over all data sets",
+        "Mean ranks",
+        f"Critical-difference diagram: the mean rank of each row over {ranking.data_sets} data sets, the best on top. "
+        "Rows that a thick line beneath joins are not distinguishable by Nemenyi's test: their mean ranks differ by "
+        f"less than {apart}.",
+        f"Mean ranks over {ranking.data_sets} data sets: {said}; critical difference {apart}.",
+        Ranks(tuple(zip(ranking.labels, ranking.ranks, strict=True)), ranking.groups),
+    )
 
 
 # --- the figures of one setting
@@ -181,7 +199,11 @@ class _Setting:
         silent = {label: curve for label, curve in self.curves.items() if label not in sending}
         if sending:
             levels = [
-                Level(f"{self._name(label)} (sends nothing)", self.looks[label], float(curve.mean[-1]))
+                Level(
+                    f"{self._name(label)} (sends nothing)",
+                    self.looks[label],
+                    float(_scaled(curve.mean[-1], self.metric)),
+                )
                 for label, curve in silent.items()
             ]
             yield self._figure(
@@ -335,6 +357,7 @@ class _Setting:
                 tuple(str(client) for client in range(len(held))),
                 tuple(_floats(row) for row in table),
                 "training samples",
+                start=0.0,
             ),
         )
 

@@ -225,7 +225,10 @@ class Ranges(Plot):
 @final
 @dataclass(frozen=True)
 class Heat(Plot):
-    """A number for each row and column; NaN leaves a place blank.  `digits` writes the numbers into few places."""
+    """A number for each row and column; NaN leaves a place blank.
+
+    Where there are few places, the numbers are written into them.  The scale begins at `start`, or at the lowest.
+    """
 
     x_name: str
     y_name: str
@@ -234,6 +237,7 @@ class Heat(Plot):
     values: tuple[tuple[float, ...], ...]
     value_name: str
     digits: int = 0
+    start: float | None = None
 
     @property
     def inches(self) -> float:
@@ -246,10 +250,10 @@ class Heat(Plot):
         shown: Any
         if values.size <= 4000:
             edges = np.arange(values.shape[1] + 1) - 0.5, np.arange(values.shape[0] + 1) - 0.5
-            shown = axes.pcolormesh(*edges, values, cmap="cividis", edgecolor="none", snap=True)
+            shown = axes.pcolormesh(*edges, values, cmap="cividis", vmin=self.start, snap=True)
             axes.invert_yaxis()
         else:
-            shown = axes.imshow(values, cmap="cividis", aspect="auto", interpolation="none")
+            shown = axes.imshow(values, cmap="cividis", vmin=self.start, aspect="auto", interpolation="none")
         bar = axes.figure.colorbar(shown, ax=axes, fraction=0.05, pad=0.02, label=self.value_name)
         bar.outline.set_visible(False)
         if len(self.columns) <= 20 and len(self.rows) <= 40:
@@ -264,6 +268,34 @@ class Heat(Plot):
         axes.spines[:].set_visible(False)
         axes.set_xlabel(self.x_name)
         axes.set_ylabel(self.y_name)
+
+
+@final
+@dataclass(frozen=True)
+class Ranks(Plot):
+    """Mean ranks, the best first, and which of them are not distinguishable."""
+
+    rows: tuple[tuple[str, float], ...]
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def inches(self) -> float:
+        """Height of the axes: by rows and groups."""
+        return 0.5 + 0.24 * len(self.rows) + 0.12 * len(self.groups)
+
+    def draw(self, axes: "Axes", /) -> None:
+        """Draw a point for each row, and beneath them a thick line for each group."""
+        ranks = dict(self.rows)
+        end = len(self.rows) - 0.4 + 0.5 * len(self.groups)
+        for place, (_, rank) in enumerate(self.rows):
+            axes.plot([rank, rank], [place, end], color=RULE, linewidth=0.8, zorder=1)
+            axes.plot([rank], [place], "o", color=_COLOURS[0], markersize=6)
+        for place, group in enumerate(self.groups):
+            y = len(self.rows) - 0.4 + 0.5 * place
+            axes.plot([ranks[group[0]], ranks[group[-1]]], [y, y], color=INK, linewidth=3, solid_capstyle="round")
+        _named_rows(axes, [label for label, _ in self.rows])
+        axes.set_ylim(end + 0.3, -0.6)
+        axes.set_xlabel("mean rank (1 is the best)")
 
 
 @dataclass(frozen=True)
