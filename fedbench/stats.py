@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "not distinguishable"]
@@ -23,7 +23,7 @@ LEVEL = 0.05
 """Rate of false findings that every verdict keeps to, over the whole family of its comparisons."""
 
 RESAMPLES = 10_000
-_DIGITS = 12  # differences are rounded to as many digits of the values, so that equal ones are equal
+_DIGITS = 12  # what is compared is rounded to so many digits, so that equal numbers are equal
 
 
 # --- one difference
@@ -50,7 +50,7 @@ class Paired:
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The bootstrap interval of the mean."""
+        """The ends of the bootstrap interval of the mean."""
         low, high = interval(self.differences)
         return float(low), float(high)
 
@@ -75,8 +75,13 @@ def paired(one: ArrayLike, other: ArrayLike) -> Paired:
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     there = np.isfinite(a) & np.isfinite(b)
     a, b = a[there], b[there]
-    scale = max(float(np.abs([a, b]).max(initial=0)), np.finfo(np.float64).tiny)
-    return Paired(np.round(a / scale - b / scale, _DIGITS) * scale)
+    return Paired(np.round(a - b, _decimals([a, b])))
+
+
+def _decimals(values: ArrayLike) -> int:
+    """Return the decimal places beyond which values have nothing but noise."""
+    largest = float(np.abs(values).max(initial=0))
+    return min(_DIGITS - math.floor(math.log10(largest)), 300) if largest else 0
 
 
 def paired_by_key(one: Mapping[Any, float], other: Mapping[Any, float]) -> Paired:
@@ -96,7 +101,7 @@ def t_test(differences: Floats) -> Floats:
     flat = np.ptp(differences, axis=-1) == 0
     error = differences.std(axis=-1, ddof=1) / math.sqrt(pairs)
     t = np.abs(differences.mean(axis=-1)) / np.where(flat, 1.0, error)
-    return np.where(flat, math.nan, 2 * stats.t.sf(t, pairs - 1))
+    return np.where(flat, math.nan, 2 * special.stdtr(pairs - 1, -t))
 
 
 def wilcoxon(differences: Floats) -> float:
@@ -129,7 +134,7 @@ def interval(differences: Floats, resamples: int = RESAMPLES) -> tuple[Floats, F
     if pairs < 2:
         nothing = np.full(differences.shape[:-1], math.nan)
         return nothing, nothing
-    tail = stats.norm.cdf(-math.sqrt(pairs / (pairs - 1)) * stats.t.ppf(1 - LEVEL / 2, pairs - 1))
+    tail = special.ndtr(math.sqrt(pairs / (pairs - 1)) * special.stdtrit(pairs - 1, LEVEL / 2))
     means = differences[..., _draws(pairs, resamples)].mean(axis=-1)
     low, high = np.quantile(means, [tail, 1 - tail], axis=-1)
     return low, high
@@ -145,40 +150,42 @@ def _draws(pairs: int, resamples: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Against:
-    """How one method stands against another; NaN where there are too few pairs.
+    """How one method stands against another, in a family of so many comparisons; NaN where there are too few pairs.
 
-    - `difference`: mean over `pairs`, its own minus the other's; `low`, `high`: the 95 % bootstrap interval.
     - `p`: of the paired t test (of the Wilcoxon test where all differences are equal); `p_wilcoxon`; both two-sided and
-      after Holm's correction over the `family` of so many comparisons.
+      after Holm's correction over the `family`.
     - `verdict`: "better" or "worse" if `p` is at most `LEVEL`.
     """
 
-    pairs: int
-    difference: float
-    low: float
-    high: float
+    paired: Paired
+    family: int
     p: float
     p_wilcoxon: float
-    family: int
     verdict: Verdict
 
+    @property
+    def pairs(self) -> int:
+        """How many pairs both have."""
+        return self.paired.pairs
 
-def judge(family: Sequence[Paired], more_is_better: bool = True, shown: Sequence[int] | None = None) -> list[Against]:
-    """Return the comparisons of a family, or those of them that are `shown`, corrected for all of it."""
+    @property
+    def difference(self) -> float:
+        """Mean over the pairs, its own minus the other's."""
+        return self.paired.mean
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the bootstrap interval of the difference."""
+        return self.paired.interval
+
+
+def judge(family: Sequence[Paired], more_is_better: bool = True) -> list[Against]:
+    """Return the comparisons of a family, corrected for all of it."""
     decisive = holm([one.p for one in family])
     ranked = holm([one.wilcoxon for one in family])
     return [
-        Against(
-            pairs=family[i].pairs,
-            difference=family[i].mean,
-            low=family[i].interval[0],
-            high=family[i].interval[1],
-            p=float(decisive[i]),
-            p_wilcoxon=float(ranked[i]),
-            family=len(family),
-            verdict=_verdict(family[i].mean, float(decisive[i]), more_is_better),
-        )
-        for i in (range(len(family)) if shown is None else shown)
+        Against(one, len(family), float(p), float(p_wilcoxon), _verdict(one.mean, float(p), more_is_better))
+        for one, p, p_wilcoxon in zip(family, decisive, ranked, strict=True)
     ]
 
 
@@ -205,7 +212,7 @@ def power(pairs: int, comparisons: int) -> str:
     if pairs < 2:
         return "1 pair of seeds can show nothing: whether another one would say the same is unknown."
     least = 2.0 ** (1 - pairs)
-    needed = stats.t.isf(LEVEL / 2 / comparisons, pairs - 1) / math.sqrt(pairs)
+    needed = -special.stdtrit(pairs - 1, LEVEL / 2 / comparisons) / math.sqrt(pairs)
     cannot = ", so it can show no difference at all" if least * comparisons > LEVEL else ""
     corrected = f", {min(1.0, least * comparisons):.3g} corrected for {comparisons} comparisons" * (comparisons > 1)
     return (
@@ -238,8 +245,7 @@ class Ranking:
 def rank(labels: Sequence[str], scores: ArrayLike, more_is_better: bool = True) -> Ranking:
     """Return the ranking of methods by their scores (data sets, methods), all finite, at least 2 × 3."""
     table = np.asarray(scores, np.float64) * (-1 if more_is_better else 1)
-    scale = max(float(np.abs(table).max()), np.finfo(np.float64).tiny)
-    ranks = stats.rankdata(np.round(table / scale, _DIGITS), axis=1)
+    ranks = stats.rankdata(np.round(table, _decimals(table)), axis=1)
     mean = ranks.mean(axis=0)
     order = np.argsort(mean, kind="stable")
     alike = bool(np.all(ranks == ranks[:, :1]))  # where scipy divides by zero

@@ -70,7 +70,7 @@ def _against(best: str, rows: Mapping[str, Values], more_is_better: bool) -> dic
     others = [label for label in known if label != best]
     family: list[Paired] = [paired_by_key(rows[label], rows[best]) for label in others]
     family += [paired_by_key(rows[a], rows[b]) for a, b in combinations(others, 2)]
-    return dict(zip(others, judge(family, more_is_better, range(len(others))), strict=True))
+    return dict(zip(others, judge(family, more_is_better), strict=False))
 
 
 def _alike(against: Against | None) -> bool:

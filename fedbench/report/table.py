@@ -373,7 +373,7 @@ def _against(other: str | None, against: Against | None, metric: str) -> list[st
     """Return what a comparison came to; nothing if there are not two pairs to compare."""
     if other is None or against is None or against.pairs < 2:
         return []
-    low, high = (_signed(_number(value, metric)) for value in (against.low, against.high))
+    low, high = (_signed(_number(value, metric)) for value in against.interval)
     return [
         other,
         str(against.pairs),
