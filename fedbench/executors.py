@@ -12,15 +12,17 @@ import subprocess
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from fedbench import __version__, cells, data
 from fedbench.cells import Cell
@@ -34,15 +36,22 @@ if TYPE_CHECKING:
 
     from fedbench.data import Arrays
     from fedbench.engines.choice import EngineName
+    from fedbench.federation import Stop
     from fedbench.partition import Partition
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run, with its partition."""
+    """A cell to run, with its partition.
+
+    - `chosen`: for a tuned cell, the "values" it runs with, and what else is to be recorded about them.
+    - `objective`: for a trial, the metric that the judge is told in every round in which it is measured.
+    """
 
     cell: Cell
     partition: "Partition"
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,34 +70,48 @@ OnRound = Callable[[Cell, int, int], None]
 """Called with a cell, the rounds it has done and the rounds it will do."""
 
 
+Judge = Callable[[Cell, int, float], bool]
+"""Told a trial, a round and the mean of its objective over clients, says whether the trial is to end there."""
+
+
+def mild(cell: Cell, number: int, value: float) -> bool:
+    """Let every trial go on."""
+    return False
+
+
 Results = Generator[Record | CellError, None, None]
 
 
 class Executor(Protocol):
-    """Runs jobs `setting.workers` at a time; closing the iterator gives up the cells under way."""
+    """Runs jobs `setting.workers` at a time; closing the iterator gives up the cells under way.
 
-    def __call__(self, jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+    Jobs in a deque are taken out of it; more may be put in after any result, the last one too.
+    """
+
+    def __call__(self, jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
         """Yield each job's result as it finishes; an exception inside a cell is that cell's result."""
         ...
 
 
-def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs one after the other in this process."""
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
+    waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     try:
-        for job in jobs:
-            yield _attempt(job, setting, on_round)
+        while waiting:
+            yield _attempt(waiting.popleft(), setting, on_round, judge)
     finally:
         torch.set_num_threads(before)
 
 
-def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Results:
+def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs in spawned processes; one that dies costs its cell an error, and another takes its place."""
-    waiting = deque(jobs)
+    waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     busy: dict[Connection[Any, Any], tuple[BaseProcess, Cell]] = {}
+    idle: list[tuple[Connection[Any, Any], BaseProcess]] = []
 
     def assign(pipe: "Connection[Any, Any]", process: "BaseProcess") -> None:
         job = waiting.popleft()
@@ -98,6 +121,8 @@ def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Resul
 
     try:
         while waiting or busy:
+            while waiting and idle:
+                assign(*idle.pop())
             while waiting and len(busy) < setting.workers:
                 assign(*_hire(setting))
             ready = set(connection.wait(list(busy)))
@@ -111,13 +136,21 @@ def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound) -> Resul
                 if isinstance(message, tuple):
                     on_round(cell, *message)
                     continue
+                if isinstance(message, _Question):
+                    with suppress(BrokenPipeError):
+                        pipe.send(judge(cell, message.number, message.value))
+                    continue
                 del busy[pipe]
                 if waiting and process.is_alive():  # before the yield: it computes on while the driver writes
                     assign(pipe, process)
+                elif waiting is jobs and process.is_alive():  # more may come
+                    idle.append((pipe, process))
                 else:
                     pipe.close()
                 yield message
     finally:
+        for pipe, _ in idle:
+            pipe.close()
         for process, _ in busy.values():
             process.kill()
         for process, _ in busy.values():
@@ -177,19 +210,31 @@ def _hire(setting: Setting) -> tuple["Connection[Any, Any]", "BaseProcess"]:
 def _work(pipe: "Connection[Any, Any]", setting: Setting) -> None:
     import torch
 
+    def ask(_: Cell, number: int, value: float) -> bool:
+        pipe.send(_Question(number, value))
+        return bool(pipe.recv())
+
     torch.set_num_threads(setting.threads)
     with suppress(EOFError, BrokenPipeError):  # the driver is done with us, or dead
         while True:
             job = pipe.recv()
-            pipe.send(_attempt(job, setting, lambda _, done, total: pipe.send((done, total))))
+            pipe.send(_attempt(job, setting, lambda _, done, total: pipe.send((done, total)), ask))
 
 
-def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellError:
+@dataclass(frozen=True)
+class _Question:
+    """What a worker asks the judge."""
+
+    number: int
+    value: float
+
+
+def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
     cell = job.cell
     begin, clock = datetime.now(UTC), time.perf_counter()
     try:
         outcome = cells.run_cell(
-            cell,
+            cells.settle(cell, job.chosen["values"]) if cell.tuned else cell,
             load_arrays(cell, setting),
             job.partition,
             device=setting.device,
@@ -197,6 +242,7 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellErro
             threads=setting.threads,
             base=setting.base,
             on_round=lambda done, total: on_round(cell, done, total),
+            stop=_stop(job, judge) if job.objective else None,
         )
     except Exception as error:
         bad = isinstance(error, InputError)
@@ -209,8 +255,18 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound) -> Record | CellErro
         "partition": job.partition.hash,
         "started": begin.isoformat(timespec="microseconds"),
         "seconds": time.perf_counter() - clock,
+        **({"chosen": dict(job.chosen)} if cell.tuned else {}),
     }
     return Record(cell, outcome, made)
+
+
+def _stop(job: Job, judge: Judge) -> "Stop":
+    def stop(number: int, metrics: Mapping[str, Any]) -> bool:
+        values = metrics.get(job.objective, np.zeros(0))
+        there = values[~np.isnan(values)]
+        return len(there) > 0 and judge(job.cell, number, float(there.mean()))
+
+    return stop
 
 
 @cache

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +82,30 @@ def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: Ti
     assert made["partition"] == todo.partition.hash
     assert (made["device"], made["threads"], made["torch"]) == ("cpu", 1, torch.__version__)
     assert made["seconds"] > 0
+
+
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_jobs_may_be_added_after_any_result_and_a_judge_ends_trials(tiny: Tiny, executor: str) -> None:
+    tiny.change(partition={"name": "iid", "clients": 4, "validation": 0.3})
+    local, fedavg, _ = (replace(job, objective="validation/accuracy") for job in jobs(tiny))
+    waiting, asked, rounds = deque([local]), [], []
+
+    def judge(cell: Cell, number: int, value: float) -> bool:
+        asked.append((cell.label, number, value))
+        return cell.label == "fedavg" and number == 2
+
+    found = {}
+    results = EXECUTORS[executor](
+        waiting, setting(tiny), lambda cell, done, _: rounds.append((cell.label, done)), judge
+    )
+    for result in results:
+        assert isinstance(result, Record)
+        found[result.cell.label] = result.outcome
+        waiting.extend([fedavg] if len(found) == 1 else [])
+    assert rounds == [("local", 1), ("local", 2), ("local", 3), ("fedavg", 1), ("fedavg", 2)]
+    assert (found["local"].status, found["fedavg"].status) == ("completed", "stopped")
+    means = {label: outcome.metrics["validation/accuracy"].mean(axis=1) for label, outcome in found.items()}
+    assert asked == [(label, number, means[label][number - 1]) for label in found for number in (1, 2)]
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])
