@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fedbench.report import plots
 from fedbench.report.layout import grouped
 from fedbench.report.plots import Figure
-from fedbench.report.table import Comparison
+from fedbench.report.table import BEST, Comparison
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def render(comparison: Comparison, figures: Sequence[Figure] = ()) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html.j2").render(
         it=comparison,
+        best=BEST,
         description=[part for part in re.split(r"\n\s*\n", comparison.description) if part.strip()],
         chips=_chips(comparison),
         sections=_sections(figures),

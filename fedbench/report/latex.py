@@ -3,6 +3,7 @@
 Written for pdfLaTeX, and the other engines read it as well; a character that they may not have is named by its number.
 """
 
+import re
 from collections.abc import Iterable
 
 from fedbench.report.table import Comparison, Table
@@ -115,7 +116,9 @@ def table(one: Table, title: str) -> str:
 
 def escape(text: str) -> str:
     """Return plain text as LaTeX that shows it as it is, on one line."""
-    return "".join(_SPECIAL.get(letter) or _letter(letter) for letter in " ".join(text.split()))
+    # A hyphen before a number is a minus.
+    parts = re.split(r"(?<!\S)-(?=\d)", " ".join(text.split()))
+    return "$-$".join("".join(_SPECIAL.get(letter) or _letter(letter) for letter in part) for part in parts)
 
 
 def _letter(letter: str) -> str:

@@ -177,7 +177,7 @@ class Strip(Plot):
             axes.plot([first, third], [place, place], color=RULE, linewidth=9, solid_capstyle="butt", zorder=1)
             if len(values) <= _FEW:
                 spread = place + 0.5 * ((np.arange(len(values)) * 0.618034) % 1 - 0.5)
-                axes.plot(np.sort(values), spread, "o", color=colour, markersize=3, alpha=0.55, markeredgewidth=0)
+                axes.plot(np.sort(values), spread, "o", color=colour, markersize=3, alpha=0.65, markeredgewidth=0)
             mean = float(np.mean(values))
             axes.plot([mean, mean], [place - 0.38, place + 0.38], color=_COLOURS[1], linewidth=2)
         _named_rows(axes, [label for label, _ in self.rows])
