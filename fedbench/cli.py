@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedbench.partition import Partition
     from fedbench.progress import Progress
     from fedbench.reference import Reference
+    from fedbench.results import Results
     from fedbench.store import CellError, Record, Store
     from fedbench.tracking import Tracker
 
@@ -114,7 +115,9 @@ def run(
 
 @app.command()
 def report(
-    suite: _SuiteName,
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE|results.csv", help="A suite, or what --format csv wrote of one.")
+    ],
     only: _Only = "",
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = "",
@@ -122,14 +125,24 @@ def report(
         str, typer.Option("--format", metavar="FORMAT,...", help="Of html, md, latex and csv.")
     ] = "html,md",
     figures: Annotated[bool, typer.Option("--figures", help="Save the figures too, as SVG and PDF.")] = False,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write to; else that of the suite's runs, or of results.csv.")
+    ] = None,
     out: _Out = _RUNS,
     data: _Data = None,
 ) -> None:
     """Report what a suite's cells have come to so far."""
+    from fedbench import results_csv
     from fedbench.report import read_formats
 
     wanted = read_formats(formats, "--format")
-    _report(_plan(suite, only, sets, seeds, out, data), wanted, figures)
+    if suite.endswith(".csv"):
+        if only or sets or seeds:
+            raise InputError(f"{suite}: --only, --set and --seeds are of suites; a results.csv is reported whole")
+        file = Path(suite)
+        _write_report(*results_csv.load(file), to or file.parent, wanted, figures)
+    else:
+        _report(_plan(suite, only, sets, seeds, out, data), to, wanted, figures)
 
 
 @app.command("list")
@@ -359,16 +372,31 @@ def _said(result: "Record | CellError", metric: str) -> str:
     return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
 
 
-def _report(plan: _Plan, formats: Sequence[str] = ("html", "md"), figures: bool = False) -> None:
-    """Print the report on the plan's cells, and write it beside them."""
-    from rich.console import Console
-
-    from fedbench import report, results
+def _report(
+    plan: _Plan, to: Path | None = None, formats: Sequence[str] = ("html", "md"), figures: bool = False
+) -> None:
+    """Print the report on the plan's cells, and write it, by default beside them."""
+    from fedbench import results
 
     found = results.collect(plan.store, plan.cells, plan.suite.base, plan.data)
-    comparison = report.compare(found, plan.suite, plan.reference)
+    _write_report(found, plan.suite, plan.reference, to or plan.store.root, formats, figures)
+
+
+def _write_report(
+    found: "Results",
+    suite: "Suite",
+    reference: "Reference | None",
+    folder: Path,
+    formats: Sequence[str],
+    figures: bool,
+) -> None:
+    from rich.console import Console
+
+    from fedbench import report
+
+    comparison = report.compare(found, suite, reference)
     Console().print(report.terminal.render(comparison))
-    for path in report.write(found, plan.suite, comparison, plan.store.root, formats, figures):
+    for path in report.write(found, suite, comparison, folder, formats, figures, reference):
         print(f"written to {path}")
 
 

@@ -241,6 +241,11 @@ def load(suite: str | Path) -> Suite:
     return _suite({"name": path.stem, **raw}, str(path), str(path))
 
 
+def restore(plain: Mapping[str, Any], file: str) -> Suite:
+    """Return the suite of which these are the values that it sets; `file` is where they come from, for messages."""
+    return _suite(plain, file, file)
+
+
 def shipped_suites() -> dict[str, Path]:
     """Return the suites that come with fedbench: name -> file."""
     return {path.stem: path for path in sorted(SUITES.glob("*.yaml"))}

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedbench.cells import Cell, Scalar
 from fedbench.config import SUITES, Suite
@@ -47,6 +48,23 @@ class Reference:
             rounds=line.get("rounds", math.nan),
             up_scalars=1000 * line.get("params_thousands", math.nan),
         )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the same as plain JSON values, for `restore`."""
+        lines = [
+            [list(key), {name: None if math.isnan(value) else value for name, value in line.items()}]
+            for key, line in self.lines.items()
+        ]
+        return {"name": self.name, "settings": list(self.settings), "lines": lines}
+
+    @classmethod
+    def restore(cls, plain: Mapping[str, Any]) -> "Reference":
+        """Return what `plain` was made of."""
+        lines = {
+            tuple(key): {name: math.nan if value is None else value for name, value in line.items()}
+            for key, line in plain["lines"]
+        }
+        return cls(plain["name"], tuple(plain["settings"]), lines)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from fedbench import results_csv
 from fedbench.config import Suite
 from fedbench.errors import InputError, unknown
+from fedbench.reference import Reference
 from fedbench.report import figures, html, latex, markdown, plots, terminal
 from fedbench.report.plots import Figure
 from fedbench.report.table import Comparison, compare
@@ -44,16 +46,21 @@ def write(
     folder: Path,
     formats: Sequence[str],
     save_figures: bool,
+    reference: Reference | None = None,
 ) -> Iterator[Path]:
     """Write a comparison's files into a folder, and yield each one's path (that of `figures/` for all of them).
 
-    Besides `FORMATS` there is csv: a line for each cell with its settings and what it came to.  InputError if the
-    suite asks for a figure of what its cells do not have.
+    Besides `FORMATS` there is csv: results.csv, from which all of it can be written again (see
+    `fedbench.results_csv`), and summary.csv, a line for each cell with its settings and what it came to.  InputError if
+    the suite asks for a figure of what its cells do not have.
     """
     drawn = figures.figures(results, suite) if save_figures or "html" in formats else ()
     folder.mkdir(parents=True, exist_ok=True)
     for name in formats:
         if name == "csv":
+            path = folder / "results.csv"
+            path.write_text(results_csv.dumps(results, suite, reference), encoding="utf-8", newline="\n")
+            yield path
             path = folder / "summary.csv"
             results.summary(suite.metric).to_csv(path, index=False, lineterminator="\n")
         else:
