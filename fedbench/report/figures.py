@@ -437,7 +437,8 @@ def _asked(
     facts = names(members)
     meant = [name for name in facts if name == axes.x] or [name for name in facts if name.endswith(f".{axes.x}")]
     if len(meant) != 1:
-        raise InputError(f"{file}: figure.x: {unknown('fact', axes.x, facts)}")
+        short = [name.removeprefix("method.") for name in facts]
+        raise InputError(f"{file}: figure.x: {unknown('fact', axes.x, short)}")
     for metric in axes.y:
         if known and metric not in known:
             raise InputError(f"{file}: figure.y: {unknown('metric', metric, known)}")

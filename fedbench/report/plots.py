@@ -353,7 +353,7 @@ def inline(figure: Figure) -> str:
     with _drawn(figure.plot, "none") as canvas:
         text = _saved(canvas, "svg").decode()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>\s*|<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text, count=1)
     text = text.replace("xlink:href", "href").replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
     text = text.replace(INK, "currentColor").replace(RULE, "var(--rule)")
