@@ -203,10 +203,12 @@ def summarise(numbers: Numbers, metric: str) -> Summary:
         return Summary(0, nan, nan, nan, nan, nan, nan, nan, clients, clients)
     there = ~np.isnan(numbers.last[metric])
     values, weights = numbers.last[metric][there], _weights(numbers, metric)[there]
+    with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite, and then has no deviation
+        std = float(values.std())
     return Summary(
         round=numbers.at[metric],
         mean=float(values.mean()),
-        std=float(values.std()),
+        std=std,
         pooled=float(np.average(values, weights=weights)) if weights.sum() else math.nan,
         worst=float(values.min() if higher_is_better(metric) else values.max()),
         worst_decile=stats.worst_decile(values, higher_is_better(metric)),

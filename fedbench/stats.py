@@ -299,8 +299,8 @@ def gini(values: ArrayLike) -> float:
         return math.nan
     if there[0] == there[-1]:
         return 0.0
-    clients = len(there)
-    return float(2 * np.arange(1, clients + 1) @ there / (clients * there.sum()) - (clients + 1) / clients)
+    clients, shares = len(there), there / there[-1]
+    return float(2 * np.arange(1, clients + 1) @ shares / (clients * shares.sum()) - (clients + 1) / clients)
 
 
 def jain(values: ArrayLike) -> float:
@@ -313,7 +313,8 @@ def jain(values: ArrayLike) -> float:
         return math.nan
     if (there == there[0]).all():
         return 1.0
-    return float(there.sum() ** 2 / (len(there) * (there @ there)))
+    shares = there / there.max()
+    return float(shares.sum() ** 2 / (len(there) * (shares @ shares)))
 
 
 def _finite(values: ArrayLike) -> Floats:

@@ -257,6 +257,7 @@ def test_fairness_of_nothing_or_nothing_to_share() -> None:
     assert (gini([0.0, 0.0]), jain([0.0, 0.0])) == (0.0, 1.0)
     assert math.isnan(gini([-1.0, 1.0]))
     assert math.isnan(jain([-1.0, 1.0]))
+    assert (gini([0, 1e300]), jain([0, 1e300])) == (0.5, 0.5)
 
 
 # --- who is best

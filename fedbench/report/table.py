@@ -259,7 +259,7 @@ def _deviation(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.nan
     mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
 
 
 # --- formatted
