@@ -459,6 +459,7 @@ def _record(
     trained = time.perf_counter()
     if local:
         metrics |= evaluate(setup, state, wire)
+        _check_evaluated(setup, metrics)
         metrics |= {f"local/{name}": values for name, values in evaluation.client_metrics(local.examples).items()}
     evaluating = time.perf_counter() - trained + (local.seconds if local else 0.0)
     training = trained - began - (local.seconds if local else 0.0)
@@ -481,7 +482,7 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             setup.probe("evaluated", client, params)
             for name, split in splits.items():
                 examples[name].append(_examine(setup, group.net, params, down, client, split))
-    metrics = {
+    return {
         f"{split}/{name}": values
         for split, clients in examples.items()
         for name, values in {
@@ -489,12 +490,15 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             **evaluation.summaries(setup.method, clients),
         }.items()
     }
-    for name, held in splits.items():
+
+
+def _check_evaluated(setup: Setup, metrics: FloatTable) -> None:
+    """Raise `Diverged` for a loss that is not finite.  Before round 1 nothing has diverged yet, so nobody asks then."""
+    for name, held in (("test", setup.data.test), ("validation", setup.data.validation)):
         loss = metrics.get(f"{name}/loss", np.zeros(0))
         bad = [client for client, value in enumerate(loss) if len(held[client]) and not np.isfinite(value)]
         if bad:
             raise Diverged(f"the {name} loss is not finite for client {bad[0]}")
-    return metrics
 
 
 def _spread(values: Mapping[int, float], clients: int, missing: float = np.nan) -> NDArray[np.float64]:

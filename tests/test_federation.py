@@ -372,6 +372,16 @@ def test_divergence_in_the_last_step_shows_in_the_evaluation() -> None:
     assert outcome.sizes["train"].tolist() == [7, 12, 5, 9]
 
 
+def test_a_first_model_that_overflows_may_recover() -> None:
+    model = TwoParts(norm := nn.BatchNorm1d(6, momentum=1.0), nn.Linear(6, 4))  # statistics of the last batch alone
+    norm.running_mean = torch.full((6,), 3e38)
+    norm.running_var = torch.full((6,), 1e-30)
+    outcome = simulate(Local(), model, blobs(), rounds=1, batch_size=100)
+    assert not np.isfinite(outcome.initial["test/loss"]).any()
+    assert outcome.status == "completed"
+    assert np.isfinite(outcome.metrics["test/loss"]).all()
+
+
 # --- batch norm
 
 
