@@ -33,7 +33,13 @@ PROVENANCE = {
 CARD = {
     "hash": "0123456789abcdef" * 4,
     "totals": {"clients": 2, "entropy_bits": 1.5},
-    "per_client": {"train": [30, 1200], "validation": [0, 0], "test": [90, 10], "classes": [[0, 1], [1, 2, 3]]},
+    "per_client": {
+        "train": [30, 1200],
+        "validation": [0, 0],
+        "test": [90, 10],
+        "classes": [[0, 1], [1, 2, 3]],
+        "samples": [[15, 15], [400, 400, 400]],
+    },
 }
 
 
@@ -529,5 +535,4 @@ def test_a_table_too_wide_for_the_screen_is_folded_and_not_cut() -> None:
 
 def test_markdown_is_a_format() -> None:
     comparison = compared(done(cell("local"), 0.5, 0.5))
-    name, render = FORMATS["md"]
-    assert (name, render(comparison, ())) == ("report.md", page(comparison))
+    assert FORMATS["md"]["report.md"](comparison, ()) == page(comparison)

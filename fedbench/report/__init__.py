@@ -19,14 +19,17 @@ from fedbench.results import Results
 __all__ = ["FORMATS", "Comparison", "compare", "html", "latex", "markdown", "read_formats", "terminal", "write"]
 
 _Render = Callable[[Comparison, Sequence[Figure]], str]
-FORMATS: Mapping[str, tuple[str, _Render]] = MappingProxyType(
+FORMATS: Mapping[str, Mapping[str, _Render]] = MappingProxyType(
     {
-        "html": ("report.html", html.render),
-        "md": ("report.md", lambda comparison, _: markdown.render(comparison)),
-        "latex": ("report.tex", lambda comparison, _: latex.render(comparison)),
+        "html": {"report.html": html.render},
+        "md": {"report.md": lambda comparison, _: markdown.render(comparison)},
+        "latex": {
+            "report.tex": lambda comparison, _: latex.render(comparison),
+            "tables.tex": lambda comparison, _: latex.tables(comparison),
+        },
     }
 )
-"""Format -> its file's name, and what writes a comparison and its figures in it."""
+"""Format -> its files, and what writes a comparison and its figures into each."""
 
 
 def read_formats(text: str, where: str) -> list[str]:
@@ -58,20 +61,20 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for name in formats:
         if name == "csv":
-            path = folder / "results.csv"
-            path.write_text(results_csv.dumps(results, suite, reference), encoding="utf-8", newline="\n")
-            yield path
-            path = folder / "summary.csv"
-            results.summary(suite.metric).to_csv(path, index=False, lineterminator="\n")
-        else:
-            file, render = FORMATS[name]
-            path = folder / file
-            path.write_text(render(comparison, drawn), encoding="utf-8", newline="\n")
-        yield path
+            yield _written(folder / "results.csv", results_csv.dumps(results, suite, reference))
+            summary = results.summary(suite.metric)
+            yield _written(folder / "summary.csv", summary.to_csv(index=False, lineterminator="\n"))
+        for file, render in FORMATS.get(name, {}).items():
+            yield _written(folder / file, render(comparison, drawn))
     if save_figures and drawn:
         saved = folder / "figures"
         saved.mkdir(exist_ok=True)
         for figure in drawn:
-            (saved / f"{figure.name}.svg").write_text(plots.svg(figure), encoding="utf-8", newline="\n")
+            _written(saved / f"{figure.name}.svg", plots.svg(figure))
             (saved / f"{figure.name}.pdf").write_bytes(plots.pdf(figure))
         yield saved
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
