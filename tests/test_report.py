@@ -94,10 +94,11 @@ def compared(
     further: Sequence[str] = (),
     reference: Reference | None = None,
 ) -> Comparison:
+    contents = [result.cell.recipe["dataset"]["content"] for result in results]
     found = Results(
         results,
         {results[0].cell.partition_key: CARD},
-        {"d" * 64: About("Some digits", "a museum", "CC0", "A. Author, 1998")},
+        dict.fromkeys(contents, About("Some digits", "a museum", "CC0", "A. Author, 1998")),
     )
     suite = Suite(name=name, description=description, metric=metric, further_metrics=list(further))
     return compare(found, suite, reference)
@@ -228,6 +229,109 @@ def test_without_a_control_nothing_is_flagged_and_a_note_says_so() -> None:
     comparison = compared(done(cell("fedavg"), 0.5, 0.5))
     assert entry(comparison).beats_control is None
     assert comparison.notes == ("No row is the control (local), so none is marked †.",)
+
+
+# --- which differences are real
+
+
+def repeated(**means: Sequence[float]) -> Iterator[Result]:
+    """Yield cells with these means over two clients that differ, one for each run seed."""
+    for label, values in means.items():
+        for seed, mean in enumerate(values):
+            yield done(cell(label, seed=seed), mean - 0.05, mean + 0.05)
+
+
+STUDY = {
+    "local": (0.50, 0.60, 0.55, 0.52, 0.58, 0.54),
+    "fedavg": (0.51, 0.60, 0.54, 0.53, 0.57, 0.55),
+    "fedproto": (0.71, 0.79, 0.76, 0.70, 0.79, 0.75),
+    "fedper": (0.70, 0.80, 0.75, 0.71, 0.78, 0.74),
+    "fedrep": (0.40, 0.51, 0.44, 0.43, 0.49, 0.45),
+}
+
+
+def test_every_row_is_tested_against_the_control_and_against_the_best() -> None:
+    comparison = compared(*repeated(**STUDY))
+    verdicts = {row[0]: row[-1] for row in table(comparison, "against the control").rows}
+    assert verdicts == {
+        "fedavg": "not distinguishable",
+        "fedproto": "better",
+        "fedper": "better",
+        "fedrep": "worse",
+    }
+    against_best = table(comparison, "against the best")
+    assert against_best.head == ("row", "against", "pairs", "difference", "interval", "p", "p (Wilcoxon)", "verdict")
+    assert {row[0]: row[-1] for row in against_best.rows} == {
+        "local": "worse",
+        "fedavg": "worse",
+        "fedper": "not distinguishable",
+        "fedrep": "worse",
+    }
+    assert [row[1] for row in comparison.tables[0].rows] == [
+        "54.83 ± 5.00",
+        "55.00 ± 5.00",
+        "75.00 ± 5.00 ●",
+        "74.67 ± 5.00 ○",
+        "45.33 ± 5.00†",
+    ]
+    fedrep = table(comparison, "against the control").rows[-1]
+    assert fedrep[1:4] == ("local", "6", "-9.50")
+    assert float(fedrep[6]) == pytest.approx(4 * 2**-5)  # the least that six pairs can give, of four comparisons
+    assert "6 pairs of seeds: the Wilcoxon test cannot go below p = 0.0312" in comparison.notes[0]
+    assert any("The spread over clients enters none of it" in sentence for sentence in comparison.reading)
+
+
+def test_the_spread_over_clients_changes_no_verdict() -> None:
+    def verdicts(width: float) -> list[str]:
+        cells = [
+            done(cell(label, seed=seed), mean - width, mean + width)
+            for label, values in STUDY.items()
+            for seed, mean in enumerate(values)
+        ]
+        return [" ".join(row[2:]) for row in table(compared(*cells), "against the control").rows]
+
+    assert verdicts(0.0) == verdicts(0.2)
+
+
+def test_with_a_single_pair_nothing_is_tested() -> None:
+    comparison = compared(*repeated(local=(0.5,), fedavg=(0.9,)))
+    assert not [table.title for table in comparison.tables if "against" in table.title]
+    assert [row[1] for row in comparison.tables[0].rows] == ["50.00 ± 5.00", "90.00 ± 5.00 ●"]
+    assert comparison.notes == ("1 pair of seeds can show nothing: whether another one would say the same is unknown.",)
+    assert not any("Holm" in sentence for sentence in comparison.reading)
+
+
+def test_only_pairs_that_both_have_are_compared() -> None:
+    cells = [*repeated(local=(0.5, 0.6, 0.7)), *repeated(fedavg=(0.6, 0.75, 0.1))][:-1]
+    comparison = compared(*cells, diverged(cell("fedavg", seed=2), 1))
+    (line,) = table(comparison, "against the control").rows
+    assert line[:4] == ("fedavg", "local", "2", "+12.50")
+
+
+def over(data_sets: Sequence[str], **scores: Sequence[float]) -> Iterator[Result]:
+    for label, values in scores.items():
+        for data_set, value in zip(data_sets, values, strict=True):
+            one = cell(label, dataset=data_set)
+            one.recipe["dataset"]["content"] = data_set
+            yield done(one, value, value)
+
+
+def test_rows_are_ranked_over_data_sets() -> None:
+    data_sets = ["digits", "flowers", "hearts"]
+    comparison = compared(*over(data_sets, local=(0.5, 0.6, 0.7), fedavg=(0.4, 0.7, 0.6), fedproto=(0.9, 0.9, 0.9)))
+    assert comparison.ranking
+    assert comparison.ranking.labels == ("fedproto", "local", "fedavg")
+    assert comparison.ranking.ranks == pytest.approx((1, 7 / 3, 8 / 3))
+    assert table(comparison, "Ranks over 3 data sets").rows[1] == ("local", "2.33")
+    assert "over the 3 data sets: p = 0.097" in comparison.notes[-1]
+
+
+def test_rows_that_are_not_complete_are_not_ranked() -> None:
+    scores = {"local": (0.5, 0.6), "fedavg": (0.4, 0.7), "fedproto": (0.9, 0.9), "fedper": (0.8, 0.8)}
+    cells = list(over(["digits", "flowers"], **scores))
+    assert compared(*cells[:-1], Result(cells[-1].cell, "missing")).ranking == compared(*cells[:-2]).ranking
+    assert compared(*cells[:-3], Result(cells[-3].cell, "missing")).ranking is None
+    assert compared(*cells[::2]).ranking is None  # one data set
 
 
 # --- cells without a number
@@ -373,7 +477,7 @@ def test_what_varies_last_makes_columns_as_in_the_paper() -> None:
         ("local", "n=5"),
         ("fedavg", "n=3"),
     ]
-    assert clients.rows[0] == ("local", "n=3", "50.00", "50.00", "0.0000", "1.0000")
+    assert clients.rows[0] == ("local", "n=3", "50.00", "0.0000", "1.0000")
 
 
 def test_everything_else_that_varies_makes_blocks() -> None:

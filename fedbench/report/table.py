@@ -347,18 +347,17 @@ def _mark(standing: Standing) -> str:
     return f" {BEST}" * standing.best + f" {NEAR_BEST}" * standing.near_best
 
 
-_FAIRNESS = ("worst client", "worst decile", "Gini", "Jain")
+_FAIRNESS = ("worst decile", "Gini", "Jain")
 
 
 def _fairness(entry: Entry, metric: str) -> list[str]:
     """Return how unequal the clients are; nothing if the entry has no numbers."""
     if not entry.done:
         return []
-    worst = [_number(value, metric) for value in (entry.worst, entry.worst_decile)]
-    return [*worst, _plain(entry.gini, 4), _plain(entry.jain, 4)]
+    return [_number(entry.worst_decile, metric), _plain(entry.gini, 4), _plain(entry.jain, 4)]
 
 
-_AGAINST = ("against", "pairs", "difference", "95 % interval", "p", "p (Wilcoxon)", "verdict")
+_AGAINST = ("against", "pairs", "difference", "interval", "p", "p (Wilcoxon)", "verdict")
 
 
 def _against_control(metric: str, entry: Entry) -> list[str]:
@@ -474,8 +473,8 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
     if any(pairs > 1 for pairs, _ in _compared_pairs(blocks)):
         reading += [
             "difference: the row's mean over clients minus the other's, on average over the pairs of seeds that both "
-            "have; interval: bootstrap over these pairs; p: paired t test; Wilcoxon: exact signed-rank test. The "
-            "spread over clients enters neither.",
+            "have; interval: of 95 %, by bootstrap over these pairs; p: paired t test; Wilcoxon: exact signed-rank "
+            "test. The spread over clients enters none of it.",
             "Both p are two-sided and corrected by Holm's method over the comparisons of a column: with the control "
             "those of all rows; with the best, which the same numbers have chosen, those of all pairs of rows. better, "
             f"worse: the t test's is at most {LEVEL} (the Wilcoxon test's where all pairs differ by the same).",
