@@ -11,6 +11,7 @@ from functools import partial
 from fedbench.config import Suite
 from fedbench.errors import unknown
 from fedbench.reference import Published, Reference
+from fedbench.report.formatted import chance, mean_and_std, named, number, plain, signed
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
 from fedbench.report.standing import Standing, over_data_sets, standings
@@ -269,7 +270,7 @@ _FURTHER = ("pooled", "worst client", "rounds", "up ×10³", "client-steps", "se
 
 def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
     """Return a block as in the paper, rows × columns, with what else there is to say beside it or in further tables."""
-    name = _named(metric)
+    name = named(metric)
     if len(block.columns) == 1:
         title = ", ".join(text for text in (block.title, block.columns[0]) if text)
         rows = [(row.label, *_formatted(row.entries[0], metric)) for row in block.rows]
@@ -290,7 +291,7 @@ def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
     title = f"{title}: " if title else ""
     tables.append(_listed(block, f"{title}over clients", _FAIRNESS, lambda entry: _fairness(entry, metric)))
     if beside.metrics:
-        head = tuple(map(_named, beside.metrics))
+        head = tuple(map(named, beside.metrics))
         tables.append(_listed(block, f"{title}further metrics", head, lambda entry: _further(entry, beside.metrics)))
     if beside.reference:
         head = (name, *_PUBLISHED)
@@ -333,13 +334,13 @@ def _formatted(entry: Entry | None, metric: str) -> list[str]:
         return [_NOTHING, "", *("" for _ in _FURTHER)]
     return [
         _headline(entry, metric) + _mark(entry.standing),
-        _number(entry.spread, metric),
-        _number(entry.pooled, metric),
-        _number(entry.worst, metric),
-        _plain(entry.rounds, 0 if entry.rounds.is_integer() else 1),
-        _plain(entry.up_scalars / 1000, 2),
-        _plain(entry.steps, 0),
-        _plain(entry.seconds, 1),
+        number(entry.spread, metric),
+        number(entry.pooled, metric),
+        number(entry.worst, metric),
+        plain(entry.rounds, 0 if entry.rounds.is_integer() else 1),
+        plain(entry.up_scalars / 1000, 2),
+        plain(entry.steps, 0),
+        plain(entry.seconds, 1),
     ]
 
 
@@ -354,7 +355,7 @@ def _fairness(entry: Entry, metric: str) -> list[str]:
     """Return how unequal the clients are; nothing if the entry has no numbers."""
     if not entry.done:
         return []
-    return [_number(entry.worst_decile, metric), _plain(entry.gini, 4), _plain(entry.jain, 4)]
+    return [number(entry.worst_decile, metric), plain(entry.gini, 4), plain(entry.jain, 4)]
 
 
 _AGAINST = ("against", "pairs", "difference", "interval", "p", "p (Wilcoxon)", "verdict")
@@ -372,24 +373,20 @@ def _against(other: str | None, against: Against | None, metric: str) -> list[st
     """Return what a comparison came to; nothing if there are not two pairs to compare."""
     if other is None or against is None or against.pairs < 2:
         return []
-    low, high = (_signed(_number(value, metric)) for value in against.interval)
+    low, high = (signed(number(value, metric)) for value in against.interval)
     return [
         other,
         str(against.pairs),
-        _signed(_number(against.difference, metric)),
+        signed(number(against.difference, metric)),
         f"{low} to {high}",
-        _chance(against.p),
-        _chance(against.p_wilcoxon),
+        chance(against.p),
+        chance(against.p_wilcoxon),
         against.verdict,
     ]
 
 
-def _chance(p: float) -> str:
-    return "< 0.001" if p < 0.001 else _plain(p, 3)
-
-
 def _ranks(ranking: Ranking) -> Table:
-    ranks = (_plain(mean, 2) for mean in ranking.ranks)
+    ranks = (plain(mean, 2) for mean in ranking.ranks)
     rows = tuple(zip(ranking.labels, ranks, strict=True))
     return Table(f"Ranks over {ranking.data_sets} data sets", ("row", "mean rank"), rows)
 
@@ -405,20 +402,20 @@ def _compared(entry: Entry, metric: str) -> list[str]:
     up = entry.up_scalars / published.up_scalars - 1 if published.up_scalars else math.nan
     return [
         _headline(entry, metric),
-        _both(published.mean, published.std, metric),
-        _signed(_number(entry.mean - published.mean, metric)),
-        _plain(entry.rounds, 0),
-        _plain(published.rounds, 0),
-        _plain(entry.up_scalars / 1000, 2),
-        _plain(published.up_scalars / 1000, 0),
-        _signed(_plain(100 * up, 1), " %"),
+        mean_and_std(published.mean, published.std, metric),
+        signed(number(entry.mean - published.mean, metric)),
+        plain(entry.rounds, 0),
+        plain(published.rounds, 0),
+        plain(entry.up_scalars / 1000, 2),
+        plain(published.up_scalars / 1000, 0),
+        signed(plain(100 * up, 1), " %"),
     ]
 
 
 def _further(entry: Entry, metrics: Sequence[str]) -> list[str]:
     """Return the further metrics; nothing if the entry has no numbers."""
     pairs = zip(entry.further, metrics, strict=True)
-    return [_both(mean, std, metric) for (mean, std), metric in pairs] if entry.done else []
+    return [mean_and_std(mean, std, metric) for (mean, std), metric in pairs] if entry.done else []
 
 
 def _headline(entry: Entry, metric: str) -> str:
@@ -426,31 +423,7 @@ def _headline(entry: Entry, metric: str) -> str:
         return entry.trouble
     flag = FLAG if entry.beats_control is False else ""
     few = f" ({entry.done} of {entry.planned}; {entry.trouble})" if entry.trouble else ""
-    return f"{_both(entry.mean, entry.std, metric)}{flag}{few}"
-
-
-def _both(mean: float, std: float, metric: str) -> str:
-    return " ± ".join(text for value in (mean, std) if (text := _number(value, metric)))
-
-
-def _signed(number: str, unit: str = "") -> str:
-    return f"{'' if number.startswith('-') else '+'}{number}{unit}" if number else ""
-
-
-def _named(metric: str) -> str:
-    return metric + (" (%)" if _percent(metric) else "")
-
-
-def _percent(metric: str) -> bool:
-    return "accuracy" in metric.split("/")
-
-
-def _number(value: float, metric: str) -> str:
-    return _plain(100 * value, 2) if _percent(metric) else _plain(value, 4)
-
-
-def _plain(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:,.{digits}f}"
+    return f"{mean_and_std(entry.mean, entry.std, metric)}{flag}{few}"
 
 
 # --- words
@@ -511,7 +484,7 @@ def _friedman(ranking: Ranking) -> list[str]:
 
 
 def _equals(p: float) -> str:
-    return _chance(p) if p < 0.001 else f"= {_chance(p)}"
+    return chance(p) if p < 0.001 else f"= {chance(p)}"
 
 
 def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
