@@ -126,6 +126,18 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
     assert {cell.facts()["seed"] for cell in made} == {0, 1, 2}
 
 
+def test_the_sweeps_of_figures_vary_one_thing_as_the_figure_says() -> None:
+    """Beside it there are rows without it, and each row's rounds."""
+    for name, varied, count in (("fig3", "k", 6), ("fig4", "method.lam", 8)):
+        suite = config.load(name)
+        assert suite.figure
+        assert varied.endswith(suite.figure.x)
+        made = select(cells(name), "algorithm=fedproto,seed=0")
+        facts = [cell.facts() for cell in made]
+        assert {fact for one in facts for fact in one if one[fact] != facts[0][fact]} - {"method"} == {varied}
+        assert len({one[varied] for one in facts}) == len(made) == count
+
+
 def test_a_reference_has_a_number_for_every_row_of_the_tables() -> None:
     for name in TABLES:
         suite, made = config.load(name), cells(name)

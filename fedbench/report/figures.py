@@ -499,9 +499,10 @@ class _Sweep:
         )
 
     def _look(self, label: str, row: Sequence[Member]) -> int:
-        if self.looks[row[0].label] == CONTROL_LOOK:
-            return CONTROL_LOOK
-        return list(self.series).index(label)
+        """Return the row's look, or one that nobody has for a further line of it."""
+        look = self.looks[row[0].label]
+        twins = [other for other, found in self.series.items() if self.looks[found[0].label] == look]
+        return look if label == twins[0] else len(self.looks) * twins.index(label) + abs(look)
 
     def _values(self, row: Sequence[Member]) -> NDArray[np.float64]:
         return _scaled([s.mean for member in row if (s := member.summarised(self.metric))], self.metric)

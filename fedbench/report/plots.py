@@ -148,6 +148,8 @@ class Lines(Plot):
                 axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.15, linewidth=0)
         if self.log:
             _logarithmic(axes)
+        elif all(x.is_integer() for line in self.lines for x in line.x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if self.ticks:
             axes.set_xticks(range(len(self.ticks)), [_short(tick, 16) for tick in self.ticks])
         axes.set_xlabel(self.x_name)
