@@ -138,6 +138,8 @@ class Lines(Plot):
 
     def draw(self, axes: "Axes", /) -> None:
         """Draw curves, bands and levels."""
+        from matplotlib.ticker import MaxNLocator
+
         for level in self.levels:
             axes.axhline(level.y, label=_short(level.label), alpha=0.8, **_look(level.look, marker=False))
         for number, line in enumerate(self.lines):
@@ -148,8 +150,8 @@ class Lines(Plot):
                 axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.15, linewidth=0)
         if self.log:
             _logarithmic(axes)
-        elif all(x.is_integer() for line in self.lines for x in line.x):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+        elif all(float(x).is_integer() for line in self.lines for x in line.x):
+            axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
         if self.ticks:
             axes.set_xticks(range(len(self.ticks)), [_short(tick, 16) for tick in self.ticks])
         axes.set_xlabel(self.x_name)
