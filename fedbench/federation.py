@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +17,13 @@ from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
-from fedbench.method import Message, Method, Rows, parameters, stack, tree_map
+from fedbench.method import Message, Method, Rows, parameters, put, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
 from fedbench.options import make
 from fedbench.partition import Partition
 from fedbench.samples import ClientArrays, Samples
 from fedbench.settings import Optimizer, Training
+from fedbench.trainer import Work
 from fedbench.wire import Diverged, Wire
 
 __all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "run", "simulate"]
@@ -97,7 +100,7 @@ def _no_watch(uploads: Message, server: Message) -> None:
 class Setup:
     """Everything that defines a federation before its first round.
 
-    - `initial`: every client's initial model; the server's comes from client 0's.
+    - `initial`: gives a client's initial model; the server's comes from client 0's.
     - `participants`: who takes part, round by round; by default `training.participation` draws them.
     - `probe`: looks at parameters during training, see `engines.Probe`; also called with ("evaluated", client, params)
       for the model that is evaluated.
@@ -109,7 +112,7 @@ class Setup:
     data: Samples
     training: Training
     seed: int
-    initial: Sequence[Params]
+    initial: Callable[[int], Params]
     engine: Engine
     participants: Sequence[Sequence[int]] | None = None
     probe: Probe = _no_probe
@@ -188,7 +191,8 @@ def simulate(
         given = [initial] * data.clients if isinstance(initial, Mapping) else list(initial)
         if len(given) != data.clients:
             raise InputError(f"initial: {len(given)} states for {data.clients} clients")
-        setup = replace(setup, initial=[_fitted(setup, number, params) for number, params in enumerate(given)])
+        fitted = [_fitted(setup, number, params) for number, params in enumerate(given)]
+        setup = replace(setup, initial=fitted.__getitem__)
     if participants is not None:
         _check_participants(participants, training.rounds, data.clients)
     chosen = choice.engine(engine, data.x.device, threads)
@@ -234,9 +238,15 @@ def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, traini
     check(method, nets, training, [len(index) for index in data.train])
     blocks = np.array_split(np.arange(data.clients), len(nets))
     groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True)]
-    of_client = [group.net for group in groups for _ in group.clients]
-    draws = [0 if training.init == "common" else number for number in range(data.clients)]
-    initial = [net.init(keys.derive(seed, "client", draw)) for net, draw in zip(of_client, draws, strict=True)]
+    net_of = [group.net for group in groups for _ in group.clients]
+
+    @lru_cache(len(nets))
+    def drawn(net: Net, number: int) -> Params:
+        return net.init(keys.derive(seed, "client", number))
+
+    def initial(client: int) -> Params:
+        return drawn(net_of[client], 0 if training.init == "common" else client)
+
     return Setup(method, groups, data, training, seed, initial, choice.engine("auto", data.x.device))
 
 
@@ -315,12 +325,14 @@ def play(setup: Setup, on_round: Callable[[int, int], None] | None = None, stop:
 
 def first_state(setup: Setup) -> State:
     """Return the state before round 1."""
-    net = setup.groups[0].net
-    server = setup.method.init_server(net, setup.initial[0], setup.data.clients, keys.derive(setup.seed, "server"))
-    kept = [
-        parameters(stack([setup.method.init_client(group.net, setup.initial[client]) for client in group.clients]))
-        for group in setup.groups
-    ]
+    net, kept = setup.groups[0].net, []
+    server = setup.method.init_server(net, setup.initial(0), setup.data.clients, keys.derive(setup.seed, "server"))
+    for group in setup.groups:
+        stacked: dict[str, Tensor | Rows] = {}
+        for place, client in enumerate(group.clients):
+            mine = setup.method.init_client(group.net, setup.initial(client))
+            put(stacked, torch.tensor(place), stack([mine]), len(group.clients))
+        kept.append(parameters(stacked))
     return State(0, server, kept)
 
 
@@ -341,34 +353,52 @@ def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
     began = time.perf_counter()
     kept = list(state.kept)
     uploads: list[Message] = []
-    work: dict[int, Any] = {}
+    work: dict[int, Work] = {}
     for place, group in enumerate(setup.groups):
-        clients = [client for client in group.clients if client in chosen]
+        rows, clients = _taking_part(group, chosen)
         if not clients:
             continue
         down = wire.carry("down", clients, stack([setup.method.send(state.server, client) for client in clients]))
-        rows = torch.tensor([group.clients.index(client) for client in clients], device=group.net.device)
-        probe = local.watch(group.net, down, clients, setup.probe) if local else setup.probe
-        job = Job(
-            setup.method,
-            group.net,
-            setup.data,
-            setup.training,
-            setup.seed,
-            number,
-            clients,
-            {name: tensor[rows] for name, tensor in kept[place].items()},
-            down,
-            probe,
-        )
-        trained = setup.engine.train(job)
-        kept[place] = {name: kept[place][name].index_copy(0, rows, t) for name, t in trained.kept.items()}
-        uploads.append(wire.carry("up", clients, trained.uploads))
-        work |= dict(zip(clients, trained.work, strict=True))
+        about = (setup.method, group.net, setup.data, setup.training, setup.seed, number)
+        job = Job(*about, clients, rows, kept[place], down, setup.probe)
+        kept[place], sent, done = _train(setup, job, local)
+        uploads.append(wire.carry("up", clients, sent))
+        work |= done
     _check_losses(work)
     server = _merge(setup, state.server, uploads, chosen)
     state = State(number, server, kept)
     return state, _record(setup, state, wire, work, local, began)
+
+
+def _taking_part(group: Group, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the rows and the numbers of a group's clients that take part."""
+    among = set(chosen)
+    rows = [row for row, client in enumerate(group.clients) if client in among]
+    return rows, [group.clients[row] for row in rows]
+
+
+def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Params, Message, dict[int, Work]]:
+    """Return what the clients of the job's group keep now, and the participants' uploads and work.
+
+    Every part of the job is let go of before the next one comes.
+    """
+    kept = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in job.kept.items()}
+    uploads: dict[str, Tensor | Rows] = {}
+    work: dict[int, Work] = {}
+    for part in setup.engine.train(job):
+        clients = [job.clients[place] for place in part.places]
+        for row, client in enumerate(clients):
+            params = {name: tensor[row] for name, tensor in part.params.items()}
+            setup.probe("trained", client, params)
+            if local:
+                local.examine(job.net, client, params, tree_map(itemgetter(part.places[row]), job.down))
+        places = torch.tensor(part.places, device=job.net.device)
+        rows = torch.tensor([job.rows[place] for place in part.places], device=job.net.device)
+        for name, tensor in part.kept.items():
+            kept[name][rows] = tensor
+        put(uploads, places, part.uploads, len(job.clients))
+        work |= dict(zip(clients, part.work, strict=True))
+    return kept, uploads, work
 
 
 def participants(setup: Setup, round_number: int) -> list[int]:
@@ -407,7 +437,7 @@ def _joined(uploads: list[Message]) -> Message:
     return joined
 
 
-def _check_losses(work: Mapping[int, Any]) -> None:
+def _check_losses(work: Mapping[int, Work]) -> None:
     for client, done in work.items():
         bad = [name for name, value in done.losses.items() if not np.isfinite(value)]
         if bad:
@@ -425,18 +455,11 @@ class _LocalExaminer:
         self.examples: list[evaluation.Examples] = [{} for _ in range(setup.data.clients)]
         self.seconds = 0.0
 
-    def watch(self, net: Net, down: Message, clients: list[int], probe: Probe) -> Probe:
-        """Return a probe that also examines."""
-
-        def examine(stage: str, client: int, params: Params) -> None:
-            probe(stage, client, params)
-            if stage == "trained":
-                began = time.perf_counter()
-                mine = tree_map(lambda tensor: tensor[clients.index(client)], down)
-                self.examples[client] = _examine(self._setup, net, params, mine, client, self._setup.data.test)
-                self.seconds += time.perf_counter() - began
-
-        return examine
+    def examine(self, net: Net, client: int, params: Params, down: Message) -> None:
+        """Examine one client."""
+        began = time.perf_counter()
+        self.examples[client] = _examine(self._setup, net, params, down, client, self._setup.data.test)
+        self.seconds += time.perf_counter() - began
 
 
 def _examine(
@@ -447,7 +470,7 @@ def _examine(
 
 
 def _record(
-    setup: Setup, state: State, wire: Wire, work: Mapping[int, Any], local: _LocalExaminer | None, began: float
+    setup: Setup, state: State, wire: Wire, work: Mapping[int, Work], local: _LocalExaminer | None, began: float
 ) -> Record:
     clients = setup.data.clients
     losses = sorted({name for done in work.values() for name in done.losses})

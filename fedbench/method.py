@@ -199,15 +199,35 @@ def tree_map(function: Callable[[Tensor], Tensor], message: Message) -> dict[str
 
 
 def stack(messages: Sequence[Message]) -> dict[str, Tensor | Rows]:
-    """Return messages of equal shapes as one, with a new leading dimension."""
+    """Return messages of equal shapes as one, with a new leading dimension; a tensor common to all is not copied."""
     stacked: dict[str, Tensor | Rows] = {}
     for name, first in messages[0].items():
         entries: list[Any] = [message[name] for message in messages]
         if isinstance(first, Rows):
-            stacked[name] = Rows(torch.stack([e.values for e in entries]), torch.stack([e.present for e in entries]))
+            stacked[name] = Rows(_stacked([e.values for e in entries]), _stacked([e.present for e in entries]))
         else:
-            stacked[name] = torch.stack(entries)
+            stacked[name] = _stacked(entries)
     return stacked
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    if all(tensor is first for tensor in tensors):
+        return first.expand(len(tensors), *first.shape)
+    return torch.stack(list(tensors))
+
+
+def put(whole: dict[str, Tensor | Rows], places: Tensor, part: Message, count: int) -> None:
+    """Write stacked messages into places (int64) of a stack of `count`, which is made when it is empty."""
+    if not whole:
+        whole |= tree_map(lambda tensor: tensor.new_empty(count, *tensor.shape[1:]), part)
+    for name, entry in part.items():
+        for into, tensor in zip(_tensors(whole[name]), _tensors(entry), strict=True):
+            into[places] = tensor
+
+
+def _tensors(entry: Tensor | Rows) -> tuple[Tensor, ...]:
+    return tuple(entry) if isinstance(entry, Rows) else (entry,)
 
 
 def rows(message: Message, name: str) -> Rows:

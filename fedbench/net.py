@@ -128,6 +128,16 @@ class Net:
         """
         return self._forward(params, x)
 
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Return images or a convolution's weights in the memory layout in which this device is fastest.
+
+        That is channels-last on the CPU, where pooling then takes a tenth of the time.  A clone, because `contiguous`
+        leaves a single channel in strides that the next layer takes for channels-first.
+        """
+        if tensor.dim() != 4 or self.device.type != "cpu":
+            return tensor
+        return tensor.clone(memory_format=torch.channels_last)
+
     def masks(self, step_keys: Tensor, batch: int) -> list[Tensor]:
         """Return the masks (steps, batch, *unit) of every dropout layer for steps with these keys (steps,) int64."""
         masks = []
@@ -175,9 +185,13 @@ class Net:
 
     def with_own_modules(self) -> Self:
         """Return a net that shares no module with this one, for use in another thread."""
+        shared = {
+            id(tensor): tensor for tensor in (*self.training_module.parameters(), *self.training_module.buffers())
+        }
+        shared |= {id(t): t for t in (*self.evaluation_module.parameters(), *self.evaluation_module.buffers())}
         view = copy.copy(self)
-        view.training_module = copy.deepcopy(self.training_module)
-        view.evaluation_module = copy.deepcopy(self.evaluation_module)
+        view.training_module = copy.deepcopy(self.training_module, shared)
+        view.evaluation_module = copy.deepcopy(self.evaluation_module, shared)
         return view.calling(lambda params, x: _call(view.evaluation_module, params, x))
 
     def keep_private(self, names: frozenset[str]) -> Self:

@@ -1,6 +1,6 @@
 """Local training of one client: begin, step, end.  Nothing else trains; every engine is made of these."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from fedbench.method import Batch, Loss, Message, Method
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 from fedbench.settings import Optimizer, Training
+
+_MASK_ENTRIES = 1 << 22  # drawn at once
 
 
 class Step(NamedTuple):
@@ -53,6 +55,25 @@ def batches(order: Tensor, training: Training) -> Sequence[Tensor]:
     return kept or batches
 
 
+def step_masks(net: Net, plans: Sequence[Sequence[Step]], batch: int) -> Iterator[list[Tensor]]:
+    """Yield, for one step after the other, the dropout masks of all clients that have it.
+
+    The masks are (clients, batch, *unit) each; `plans` are the steps of clients, the longest plan first.  Many steps'
+    masks are drawn at once.
+    """
+    counts = [sum(len(steps) > place for steps in plans) for place in range(max(map(len, plans)))]
+    flat = [plans[row][place].key for place, count in enumerate(counts) for row in range(count)]
+    many = max(max(counts, default=1), _MASK_ENTRIES // (batch * max(1, net.mask_entries)))
+    first = base = end = 0
+    drawn: list[Tensor] = []
+    for count in counts:
+        if first + count > end:
+            drawn = net.masks(torch.tensor(flat[first : first + many], device=net.device), batch)
+            base, end = first, first + many
+        yield [mask[first - base : first - base + count] for mask in drawn]
+        first += count
+
+
 def begin(method: Method, net: Net, kept: Params, down: Message) -> Params:
     """Return a client's model at the start of local training, in memory of its own."""
     return {name: tensor.detach().clone() for name, tensor in method.start(net, kept, down).items()}
@@ -77,83 +98,93 @@ def _mean(values: Tensor, valid: Tensor) -> Tensor:
     return (values * valid).sum() / valid.sum() if values.dim() else values
 
 
-class Updater:
-    """torch's own optimiser functions on plain tensors, with state that starts empty.
+@dataclass(frozen=True)
+class _Moved:
+    """Tensors with one weight decay, and the optimiser's state of each; dimensions stand in the order of memory.
 
-    `update` changes the parameters in place.  All operations are elementwise, so tensors stacked over clients take the
-    same step as each client's alone.
+    torch's fused optimisers copy every tensor whose dimensions stand in another order.
     """
 
-    def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        self._optimizer = optimizer
+    names: list[str]
+    decay: float
+    tensors: list[Tensor]
+    moments: list[list[Tensor]]
+
+    def of_rows(self, rows: slice) -> "_Moved":
+        """Return the same of some rows of stacked tensors."""
+        moments = [[moment[rows] for moment in kind] for kind in self.moments]
+        return _Moved(self.names, self.decay, [tensor[rows] for tensor in self.tensors], moments)
+
+
+class Updater:
+    """torch's own optimiser functions on some of a model's tensors, in place, with state that starts empty.
+
+    All operations are elementwise, so tensors stacked over clients take the same step as each client's alone.
+    """
+
+    def __init__(self, optimizer: Optimizer, params: Params, names: Sequence[str]) -> None:
         self.names = list(names)
+        self._optimizer = optimizer
+        self.moments = {"sgd": 1, "adam": 2}[optimizer.name]  # tensors of state for each parameter
+        self._orders = {name: _order_in_memory(params[name]) for name in names}
         bias_decay = optimizer.weight_decay if optimizer.weight_decay_bias is None else optimizer.weight_decay_bias
-        biases = [name for name in names if "bias" in name.rpartition(".")[2]]
-        others = [name for name in names if name not in biases]
-        self._groups = [(g, decay) for g, decay in ((others, optimizer.weight_decay), (biases, bias_decay)) if g]
-        if len({decay for _, decay in self._groups}) == 1:
-            self._groups = [(list(names), self._groups[0][1])]
-        self._state: list[dict[str, list[Tensor]]] = [{} for _ in self._groups]
-        self._taken: dict[int, int] = {}
+        decays = {n: bias_decay if "bias" in n.rpartition(".")[2] else optimizer.weight_decay for n in names}
+        self._of_rows: dict[tuple[int | None, int | None], list[_Moved]] = {(None, None): []}
+        for decay in dict.fromkeys(decays.values()):
+            chosen = [name for name in names if decays[name] == decay]
+            tensors = [params[name].detach().permute(self._orders[name]) for name in chosen]
+            moments = [[torch.zeros_like(t) for t in tensors] for _ in range(self.moments)]
+            self._of_rows[None, None].append(_Moved(chosen, decay, tensors, moments))
 
-    def update(self, params: Params, gradients: Params, rows: slice = slice(None)) -> None:
-        """Take one step; with `rows`, of those rows of stacked parameters, whose number of steps so far is the same."""
-        for (names, decay), state in zip(self._groups, self._state, strict=True):
-            if not state:
-                kinds = ("velocity",) if self._optimizer.name == "sgd" else ("mean", "square")
-                state |= {kind: [torch.zeros_like(params[name]) for name in names] for kind in kinds}
-            tensors = [params[name].detach() for name in names]
-            held = state
-            if rows != slice(None):
-                tensors = [tensor[rows] for tensor in tensors]
-                held = {kind: [tensor[rows] for tensor in kept] for kind, kept in state.items()}
-            slopes = [_laid_out_as(gradients[n], t) for n, t in zip(names, tensors, strict=True)]
+    def update(self, gradients: Params, taken: int, rows: slice = slice(None)) -> None:
+        """Take one step after `taken` others; with `rows`, of those rows of stacked tensors."""
+        key = (rows.start, rows.stop)
+        if key not in self._of_rows:
+            self._of_rows[key] = [moved.of_rows(rows) for moved in self._of_rows[None, None]]
+        for moved in self._of_rows[key]:
+            ordered = [gradients[name].permute(self._orders[name]) for name in moved.names]
+            slopes = [_laid_out_as(slope, tensor) for slope, tensor in zip(ordered, moved.tensors, strict=True)]
             if self._optimizer.name == "sgd":
-                self._sgd(tensors, slopes, decay, held["velocity"])
+                self._sgd(moved, slopes)
             else:
-                self._adam(tensors, slopes, decay, held["mean"], held["square"], self._taken.get(rows.start or 0, 0))
-        for row in range(rows.start or 0, rows.stop or 1):
-            self._taken[row] = self._taken.get(row, 0) + 1
+                self._adam(moved, slopes, taken)
 
-    def _sgd(self, tensors: list[Tensor], slopes: list[Tensor], decay: float, velocity: list[Tensor]) -> None:
+    def _sgd(self, moved: _Moved, slopes: list[Tensor]) -> None:
         sgd(
-            tensors,
+            moved.tensors,
             slopes,
-            list(velocity),  # torch's type is a list whose entries may be missing
+            list(moved.moments[0]),  # torch's type is a list whose entries may be missing
             fused=True,
             lr=self._optimizer.lr,
             momentum=self._optimizer.momentum,
             dampening=0,
             nesterov=self._optimizer.nesterov,
-            weight_decay=decay,
+            weight_decay=moved.decay,
             maximize=False,
         )
 
-    def _adam(
-        self,
-        tensors: list[Tensor],
-        slopes: list[Tensor],
-        decay: float,
-        mean: list[Tensor],
-        square: list[Tensor],
-        taken: int,
-    ) -> None:
+    def _adam(self, moved: _Moved, slopes: list[Tensor], taken: int) -> None:
+        mean, square = moved.moments
         adam(
-            tensors,
+            moved.tensors,
             slopes,
             mean,
             square,
             [],
-            [torch.tensor(float(taken), device=tensor.device) for tensor in tensors],
+            [torch.tensor(float(taken), device=tensor.device) for tensor in moved.tensors],
             fused=True,
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
             lr=self._optimizer.lr,
-            weight_decay=decay,
+            weight_decay=moved.decay,
             eps=1e-8,
             maximize=False,
         )
+
+
+def _order_in_memory(tensor: Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def _laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def setup_of(method: Method, training: Training = TRAINING, participants: list[l
     net = Net(small_cnn, IMAGES, 4)
     initial = [net.init(client) for client in range(4)]
     auto = choice.engine("auto", torch.device("cpu"))
-    return Setup(method, [Group(net, [0, 1, 2, 3])], data, training, 0, initial, auto, participants)
+    return Setup(method, [Group(net, [0, 1, 2, 3])], data, training, 0, initial.__getitem__, auto, participants)
 
 
 def test_all_eight_rows_of_the_comparison_are_registered() -> None:
@@ -151,7 +151,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def test_a_round_changes_neither_the_state_before_it_nor_the_data(method: Method) -> None:
     setup = setup_of(method)
     state = first_state(setup)
-    held = [setup.data.x, setup.data.y, state.server, state.kept, *setup.initial]
+    held = [setup.data.x, setup.data.y, state.server, state.kept, *map(setup.initial, range(4))]
     before = [tensor.clone() for tensor in tensors_in(held)]
     wire = Wire(4, setup.buffers)
     for _ in range(2):

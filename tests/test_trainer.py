@@ -35,15 +35,15 @@ def follow(ours: Optimizer, theirs: Callable[[list[dict[str, Any]]], torch.optim
         {"params": [t for n, t in reference.items() if "bias" not in n], "weight_decay": ours.weight_decay},
         {"params": [t for n, t in reference.items() if "bias" in n], "weight_decay": bias_decay},
     ]
-    optimizer, updater = theirs(groups), Updater(ours, list(params))
+    optimizer, updater = theirs(groups), Updater(ours, params, list(params))
     draw = torch.Generator().manual_seed(1)
     start = copied(params)
-    for _ in range(steps):
+    for taken in range(steps):
         slopes = {n: torch.randn(t.shape, generator=draw, dtype=torch.float64) for n, t in params.items()}
         for name, tensor in reference.items():
             tensor.grad = slopes[name].clone()
         optimizer.step()
-        updater.update(params, slopes)
+        updater.update(slopes, taken)
         for name, tensor in reference.items():
             torch.testing.assert_close(params[name], tensor.detach(), rtol=0, atol=1e-14)
     assert all(not torch.equal(params[name], start[name]) for name in params)
@@ -83,12 +83,12 @@ def test_tensors_stacked_over_clients_take_the_step_of_each_alone() -> None:
     for optimizer in (Optimizer(momentum=0.9, weight_decay=0.1), Optimizer("adam")):
         alone = [tensors(), {name: 2 * t for name, t in tensors().items()}]
         together = {name: torch.stack([a[name] for a in alone]) for name in alone[0]}
-        updaters = [Updater(optimizer, list(together)) for _ in range(3)]
+        updaters = [Updater(optimizer, params, list(params)) for params in (*alone, together)]
         for step in range(3):
             slopes = [{n: torch.sin(t + step + number) for n, t in tensors().items()} for number in range(2)]
-            for updater, params, slope in zip(updaters[:2], alone, slopes, strict=True):
-                updater.update(params, slope)
-            updaters[2].update(together, {n: torch.stack([s[n] for s in slopes]) for n in together})
+            for updater, slope in zip(updaters[:2], slopes, strict=True):
+                updater.update(slope, step)
+            updaters[2].update({n: torch.stack([s[n] for s in slopes]) for n in together}, step)
         assert all(torch.equal(together[n][i], alone[i][n]) for n in together for i in range(2))
 
 

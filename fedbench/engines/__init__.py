@@ -1,7 +1,7 @@
 """How the clients of a cell are computed.  Which engine runs is no property of the result: the numbers are the same."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,10 @@ Probe = Callable[[str, int, Params], None]
 class Job:
     """Local training of some clients with one architecture in one round.
 
-    `kept` and `down` are stacked over `clients`, whose numbers ascend.
+    - `clients`: their numbers, ascending; a client's place is its position here.
+    - `kept`: what all clients with this architecture keep, stacked; `rows`: which row is whose, by place.
+    - `down`: what was sent, stacked over `clients`.
+    - `probe`: called at the end of every phase, perhaps from several threads.
     """
 
     method: Method
@@ -29,22 +32,26 @@ class Job:
     seed: int
     round_number: int
     clients: Sequence[int]
+    rows: Sequence[int]
     kept: Params
     down: Message
     probe: Probe
 
 
-class Trained(NamedTuple):
-    """What clients keep and upload, stacked in the order of the job, and what each of them did."""
+class Part(NamedTuple):
+    """Some clients after local training, by their places: their models, what they keep and upload (all stacked), and
+    what each of them did."""
 
+    places: Sequence[int]
+    params: Params
     kept: Params
     uploads: Message
-    work: list[Work]
+    work: Sequence[Work]
 
 
 class Engine(ABC):
     """Trains the clients of a job."""
 
     @abstractmethod
-    def train(self, job: Job) -> Trained:
-        """Return the clients' replies."""
+    def train(self, job: Job) -> Iterator[Part]:
+        """Yield the job's clients, each once, some at a time, so that never all models are in memory twice."""

@@ -1,50 +1,70 @@
 """Which engine a cell gets: the one asked for, or the one that was measured to be faster."""
 
 import logging
+import os
+from collections.abc import Iterator
 from typing import Literal, final
 
 import torch
 
-from fedbench.engines import Engine, Job, Trained
+from fedbench.engines import Engine, Job, Part
 from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
-from fedbench.engines.vectorised import Vectorised
+from fedbench.engines.vectorised import Vectorised, trial
 from fedbench.net import Net
 
 EngineName = Literal["auto", "loop", "vectorised"]
 
 _log = logging.getLogger("fedbench")
 
-# Clients computed together (see benchmarks/README.md).
-_CHUNK = {"cpu": 20, "cuda": 256}
+# Measured, see benchmarks/README.md: on the CPU, more clients together gain nothing; on a GPU they fill it.
+_MOST = {"cpu": 20, "cuda": 256}
 
 
 def engine(name: EngineName, device: torch.device, threads: int = 1) -> Engine:
     """Return the engine of that name for a device; `threads` are chunks of clients computed at the same time."""
-    chosen = {"loop": Loop(), "vectorised": Vectorised(_CHUNK.get(device.type, 20), threads)}
-    return chosen[name] if name != "auto" else Auto(chosen["loop"], chosen["vectorised"])
+    return Loop() if name == "loop" else Chosen(device, threads, measured=name == "auto")
 
 
 @final
-class Auto(Engine):
-    """Vectorised where that was measured to be faster, and possible; else the loop.
+class Chosen(Engine):
+    """Vectorised where that is possible; else, and if `measured` where it was measured to be faster, the loop.
 
     Measured (benchmarks/README.md): on the CPU a net whose layers all have a stacked form gains, and one that goes
-    through vmap, such as ResNet18, loses; on a GPU both gain.  The rule looks at nothing but the net and the device, so
-    that a cell is computed by the same engine every time.
+    through vmap, such as ResNet18, loses; on a GPU both gain.  Whether vmap can take model and method at all, and how
+    many clients fit into memory together, a trial of one step tells.  Both look at nothing but the cell and the
+    machine, so that a cell is computed by the same engine in the same chunks every time.
     """
 
-    def __init__(self, loop: Engine, vectorised: Engine) -> None:
-        self._loop, self._vectorised = loop, vectorised
+    def __init__(self, device: torch.device, threads: int, measured: bool) -> None:
+        self._device, self._threads, self._measured = device, threads, measured
         self._of: dict[Net, Engine] = {}
 
-    def train(self, job: Job) -> Trained:
-        """Return the clients' replies."""
+    def train(self, job: Job) -> Iterator[Part]:
+        """Yield the clients as the engine that was chosen for their net does."""
         if job.net not in self._of:
             self._of[job.net] = self._choose(job)
         return self._of[job.net].train(job)
 
     def _choose(self, job: Job) -> Engine:
-        if Lowering.of(job.net) is None and job.net.device.type == "cpu":
-            return self._loop
-        return self._vectorised
+        if self._measured and Lowering.of(job.net) is None and self._device.type == "cpu":
+            return Loop()
+        try:
+            needed = trial(job)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # vmap, and what it runs, raise all kinds
+            _log.info("clients are trained one after the other: %s", " ".join(str(error).split()))
+            return Loop()
+        chunk = max(1, min(_MOST.get(self._device.type, 20), _share_of_memory(self._device) // needed))
+        return Vectorised(chunk, self._threads)
+
+
+def _share_of_memory(device: torch.device) -> int:
+    """Return the bytes that a chunk may take: half of a GPU, or half of one core's share of the machine.
+
+    Of all memory, not of what is free, so that it is the same every time.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 2
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * (os.cpu_count() or 1))

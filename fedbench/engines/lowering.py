@@ -92,9 +92,10 @@ class Lowering:
     def allocate(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copy of a stacked parameter (A, ...) in the memory layout in which its layer computes."""
         if name in self._convolutions:
-            return tensor.permute(0, 1, 3, 4, 2).contiguous().clone().permute(0, 1, 4, 2, 3)
+            ordered = tensor.permute(0, 1, 3, 4, 2)
+            return ordered.clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3)
         if name in self._matrices:
-            return tensor.transpose(1, 2).contiguous().clone().transpose(1, 2)
+            return tensor.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def run(self, params: Mapping[str, Tensor], masks: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,20 +4,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedbench.engines import Engine, Job, Trained
+from fedbench.engines import Engine, Job, Part
 from fedbench.engines.lowering import Lowering
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import batch_inputs
-from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, whole_set
+from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, step_masks, whole_set
 
-_MASK_ENTRIES = 1 << 22
 _Answer = tuple[Tensor, Tensor] | tuple[()]
 
 
@@ -25,79 +25,119 @@ _Answer = tuple[Tensor, Tensor] | tuple[()]
 class Vectorised(Engine):
     """Trains clients in chunks, each chunk as one stacked program: by the lowering if the net has one, else by vmap.
 
-    - `chunk`: clients computed together.  The chunks do not depend on `threads`, so neither do the numbers.
-    - `threads`: chunks computed at the same time.
+    - `chunk`: the most clients that are computed together.
+    - `threads`: chunks that are computed at the same time; fewer clients make smaller chunks, so that all have one.
     """
 
     def __init__(self, chunk: int = 20, threads: int = 1) -> None:
         self._chunk, self._threads = chunk, threads
 
-    def train(self, job: Job) -> Trained:
-        """Return the clients' replies."""
-        plans = [
-            plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
-            for client in job.clients
-        ]
+    def train(self, job: Job) -> Iterator[Part]:
+        """Yield one chunk of clients at a time."""
         # Most samples first: the clients that still have a step are then the first rows of their chunk, and those with
         # equal batches stand together.
-        order = sorted(range(len(plans)), key=lambda place: -len(job.data.train[job.clients[place]]))
-        chunks = [order[first : first + self._chunk] for first in range(0, len(order), self._chunk)]
+        order = sorted(range(len(job.clients)), key=lambda place: -len(job.data.train[job.clients[place]]))
+        size = min(self._chunk, -(-len(order) // self._threads))
+        chunks = [order[first : first + size] for first in range(0, len(order), size)]
+        if self._threads == 1:
+            yield from (_train_chunk(job, job.net, places) for places in chunks)
+            return
+        nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
+        for _ in range(self._threads):
+            nets.put(job.net.with_own_modules())
 
-        def train_chunk(places: list[int]) -> list[tuple[Params, Message, Work]]:
-            return _train_chunk(job, places, [plans[place] for place in places])
+        def train_chunk(places: list[int]) -> Part:
+            net = nets.get()
+            try:
+                return _train_chunk(job, net, places)
+            finally:
+                nets.put(net)
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            done = list(map(train_chunk, chunks) if self._threads == 1 else pool.map(train_chunk, chunks))
-        replies = {
-            place: reply
-            for places, rows in zip(chunks, done, strict=True)
-            for place, reply in zip(places, rows, strict=True)
-        }
-        kept, uploads, work = zip(*(replies[place] for place in range(len(plans))), strict=True)
-        return Trained(parameters(stack(kept)), stack(uploads), list(work))
+        # One thread each: torch would start as many again in every one of them.
+        with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(train_chunk, chunks)
+
+
+def trial(job: Job) -> int:
+    """Train the job's first client for one step on copies, and return how many bytes it takes of what a chunk stacks.
+
+    That is parameters, gradients and optimiser state, and twice what autograd saves of a batch of the usual size.
+    Raises whatever model and method raise under vmap.
+    """
+    samples = torch.arange(min(job.training.batch_size, max(map(len, job.data.train))), device=job.data.x.device)
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    chunk = _stacked(job, job.net, [0], [[Step(samples, 0, 0, 0)]])
+    memory = {name: tensor[None].clone() for name, tensor in job.method.init_memory(job.net).items()}
+    updater = Updater(job.training.optimizer, chunk.params, job.net.parameters)
+    masks = next(step_masks(chunk.net, chunk.plans, len(samples)))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _take_step(chunk, slice(0, 1), [chunk.plans[0][0]], masks, updater, 0, memory, {})
+    model = sum(tensor.nbytes for tensor in chunk.params.values())
+    return (2 + updater.moments) * model + 2 * sum(seen.values())
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Clients that are trained together; `params` and `down` are stacked over them and `params` moves in place."""
+    """Clients that are trained together: `params` and `down` are stacked over them, and `params` moves in place."""
 
     job: Job
     net: Net
     lowering: Lowering | None
+    clients: list[int]
     plans: list[list[Step]]
     params: Params
+    kept: list[Params]
     down: Message
 
 
-def _train_chunk(job: Job, places: list[int], plans: list[list[Step]]) -> list[tuple[Params, Message, Work]]:
+def _train_chunk(job: Job, net: Net, places: list[int]) -> Part:
     began = time.perf_counter()
-    chunk = _stacked(job, places, plans)
+    plans = [
+        plan(job.method, net, job.data, job.training, job.seed, job.round_number, job.clients[place])
+        for place in places
+    ]
+    chunk = _stacked(job, net, places, plans)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
-    for number, phase in enumerate(job.method.phases(job.net, job.training.epochs)):
-        updater = Updater(job.training.optimizer, [name for name in job.net.parameters if phase.trains(name)])
+    for number, phase in enumerate(job.method.phases(net, job.training.epochs)):
+        updater = Updater(job.training.optimizer, chunk.params, [name for name in net.parameters if phase.trains(name)])
         memory = _train_phase(chunk, number, updater, memory, losses)
         for row, place in enumerate(places):
             job.probe(f"phase/{phase.name}", job.clients[place], _row(chunk.params, row))
+    replies = [_reply(chunk, row, _row(memory, row)) for row in range(len(places))]
+    kept, uploads = (stack(list(messages)) for messages in zip(*replies, strict=True))
+    # Steps of different phases were noted one phase after the other, each up to the longest of the chunk.
+    noted = {name: torch.stack(values).cpu() for name, values in losses.items()}
     seconds = (time.perf_counter() - began) / len(places)
-    stacked = {name: torch.stack(values) for name, values in losses.items()}
-    return [
-        _finish(chunk, row, job.clients[place], _row(memory, row), {n: t[:, row] for n, t in stacked.items()}, seconds)
-        for row, place in enumerate(places)
+    work = [
+        Work(
+            mean_losses(
+                job.method, net, job.training, steps, {n: t[_noted(plans, steps), row] for n, t in noted.items()}
+            ),
+            len(steps),
+            sum(len(step.samples) for step in steps),
+            seconds,
+        )
+        for row, steps in enumerate(plans)
     ]
+    return Part(places, chunk.params, parameters(kept), uploads, work)
 
 
-def _stacked(job: Job, places: list[int], plans: list[list[Step]]) -> _Chunk:
-    """Return the chunk before its first step, with modules of its own, since vmap puts tensors into them."""
-    net = job.net.with_own_modules()
+def _stacked(job: Job, net: Net, places: list[int], plans: list[list[Step]]) -> _Chunk:
+    """Return the chunk before its first step."""
     lowering = Lowering.of(net)
+    kept = [{name: tensor[job.rows[place]] for name, tensor in job.kept.items()} for place in places]
     down = tree_map(lambda tensor: tensor[places], job.down)
-    kept = {name: tensor[places] for name, tensor in job.kept.items()}
-    models = [job.method.start(net, _row(kept, row), _message_row(down, row)) for row in range(len(places))]
+    models = [job.method.start(net, mine, _message_row(down, row)) for row, mine in enumerate(kept)]
     params = {name: torch.stack([model[name].detach() for model in models]) for name in models[0]}
     if lowering:
         params = {name: lowering.allocate(name, tensor) for name, tensor in params.items()}
-    return _Chunk(job, net, lowering, plans, params, down)
+    return _Chunk(job, net, lowering, [job.clients[place] for place in places], plans, params, kept, down)
 
 
 def _train_phase(
@@ -108,7 +148,7 @@ def _train_phase(
     plans = [[step for step in steps if step.phase == number] for steps in chunk.plans]
     fresh = {name: tensor.expand(len(plans), *tensor.shape) for name, tensor in job.method.init_memory(job.net).items()}
     memory = memory or {name: tensor.clone() for name, tensor in fresh.items()}
-    masks = _masks(chunk.net, plans, job.training.batch_size)
+    masks = step_masks(chunk.net, plans, job.training.batch_size)
     for place in range(max(map(len, plans))):
         steps = [steps[place] for steps in plans if len(steps) > place]
         noted: dict[str, Tensor] = {}
@@ -117,7 +157,7 @@ def _train_phase(
             tensor[: len(steps)][starting] = fresh[name][: len(steps)][starting]
         drawn = next(masks)
         for rows in _ranges(chunk.net, steps):
-            _take_step(chunk, rows, steps[rows], [m[rows] for m in drawn], updater, memory, noted)
+            _take_step(chunk, rows, steps[rows], [m[rows] for m in drawn], updater, place, memory, noted)
         for name, values in noted.items():
             losses.setdefault(name, []).append(values)
     return memory
@@ -142,10 +182,11 @@ def _take_step(
     steps: list[Step],
     masks: list[Tensor],
     updater: Updater,
+    taken: int,
     memory: dict[str, Tensor],
     noted: dict[str, Tensor],
 ) -> None:
-    """Take one step of some rows, in place, and note the losses (clients,)."""
+    """Take one step of some rows after `taken` others, in place, and note the losses (clients,)."""
     job = chunk.job
     batch = _padded(chunk, steps)
     masks = [mask[:, : batch.y.shape[1]] for mask in masks]
@@ -167,7 +208,7 @@ def _take_step(
     mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, answer)
     if trained:
         slopes = torch.autograd.grad(mean.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
-        updater.update(chunk.params, dict(zip(trained, slopes, strict=True)), rows)
+        updater.update(dict(zip(trained, slopes, strict=True)), taken, rows)
     for name, values in {"loss": mean.detach(), **{f"loss/{n}": v for n, v in parts.items()}}.items():
         whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
         whole[rows] = values
@@ -195,47 +236,21 @@ def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
     return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
 
 
-def _masks(net: Net, plans: list[list[Step]], batch: int) -> Iterator[list[Tensor]]:
-    """Yield, step by step, the dropout masks (clients with a step, batch, ...), drawn for many steps at once."""
-    flat = [step.key for place in range(max(map(len, plans))) for step in (s[place] for s in plans if len(s) > place)]
-    counts = [sum(len(s) > place for s in plans) for place in range(max(map(len, plans)))]
-    per_key = batch * max(1, net.mask_entries)
-    many = max(max(counts, default=1), _MASK_ENTRIES // per_key)
-    first = base = block = 0
-    drawn: list[Tensor] = []
-    for count in counts:
-        if not drawn or first + count > block:
-            drawn = net.masks(torch.tensor(flat[first : first + many], device=net.device), batch)
-            base, block = first, first + many
-        yield [mask[first - base : first - base + count] for mask in drawn]
-        first += count
-
-
-def _finish(
-    chunk: _Chunk, row: int, client: int, memory: dict[str, Tensor], losses: dict[str, Tensor], seconds: float
-) -> tuple[Params, Message, Work]:
-    """Return one client's reply and work."""
-    job, steps = chunk.job, chunk.plans[row]
+def _reply(chunk: _Chunk, row: int, memory: dict[str, Tensor]) -> tuple[Params, Message]:
+    """Return what one client keeps and uploads."""
+    job, client = chunk.job, chunk.clients[row]
     params, down = _row(chunk.params, row), _message_row(chunk.down, row)
-    job.probe("trained", client, params)
-    place = list(job.clients).index(client)
-    kept = {name: tensor[place] for name, tensor in job.kept.items()}
     with torch.no_grad():
-        reply = job.method.reply(chunk.net, params, kept, down, lambda: whole_set(job.data, client), memory)
-    # Steps of different phases were noted one phase after the other, each up to the longest of the chunk.
-    means = mean_losses(
-        job.method, job.net, job.training, steps, {n: t[_places(chunk, steps)] for n, t in losses.items()}
-    )
-    return *reply, Work(means, len(steps), sum(len(step.samples) for step in steps), seconds)
+        return job.method.reply(chunk.net, params, chunk.kept[row], down, lambda: whole_set(job.data, client), memory)
 
 
-def _places(chunk: _Chunk, steps: list[Step]) -> list[int]:
-    """Return where in the chunk's record of all phases a client's steps stand."""
+def _noted(plans: list[list[Step]], steps: list[Step]) -> list[int]:
+    """Return where in the record of a chunk's phases, each as long as its longest plan, the steps of one plan stand."""
     places: list[int] = []
     first = 0
     for number in range(max((step.phase for step in steps), default=0) + 1):
         places += range(first, first + sum(step.phase == number for step in steps))
-        first += max(sum(step.phase == number for step in other) for other in chunk.plans)
+        first += max(sum(step.phase == number for step in other) for other in plans)
     return places
 
 
