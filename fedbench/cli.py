@@ -53,6 +53,7 @@ _Seeds = Annotated[str, typer.Option(metavar="SEED,...", help="Other run seeds, 
 _Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 _Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of your data; else $FEDBENCH_DATA, else ./data.")]
+_SIDE = "A suite, the folder of one's runs, or a results.csv."
 _RUNS = Path("runs")
 
 
@@ -143,6 +144,37 @@ def report(
         _write_report(*results_csv.load(file), to or file.parent, wanted, figures)
     else:
         _report(_plan(suite, only, sets, seeds, out, data), to, wanted, figures)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    metric: Annotated[str, typer.Option(help="What to compare; else what the suite of A or B reports.")] = "",
+    form: Annotated[Literal["md", "csv"], typer.Option("--format", help="A page, or a line for each cell.")] = "md",
+    out: _Out = _RUNS,
+    data: _Data = None,
+) -> None:
+    """Print two sets of results side by side, cell by cell: B minus A, and whether that is more than noise."""
+    from fedbench.compare import compare
+
+    (one, asked), (other, also) = (_side(name, out, data) for name in (a, b))
+    made = compare(one, other, (a, b), metric or asked or also)
+    print(made.csv() if form == "csv" else made.markdown(), end="")
+
+
+def _side(name: str, out: Path, data: Path | None) -> "tuple[Results, str]":
+    """Return what `compare` is to compare, and the metric that its suite reports, if there is one."""
+    from fedbench import results, results_csv
+    from fedbench.compare import stored
+
+    if name.endswith(".csv"):
+        found, suite, _ = results_csv.load(Path(name))
+        return found, suite.metric
+    if Path(name).is_dir():
+        return stored(Path(name)), ""
+    plan = _plan(name, "", (), "", out, data)
+    return results.collect(plan.store, plan.cells, plan.suite.base, plan.data), plan.suite.metric
 
 
 @app.command("list")

@@ -1,7 +1,7 @@
 """The comparison as a Markdown page."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedbench.report.table import Comparison, Table
 
@@ -18,6 +18,16 @@ def render(comparison: Comparison) -> str:
     for table in (comparison.rows, comparison.partitions):
         parts += [f"## {_escape(table.title)}", _table(table)]
     parts += ["## Provenance", _items(f"{word}: {text}" for word, text in comparison.provenance)]
+    return "\n\n".join(parts) + "\n"
+
+
+def page(title: str, tables: Iterable[Table], lists: Mapping[str, Sequence[str]]) -> str:
+    """Return a page of tables, and of sentences under headings."""
+    parts = [f"# {_escape(title)}"]
+    for table in tables:
+        parts += [f"## {_escape(table.title)}", _table(table)]
+    for heading, sentences in lists.items():
+        parts += [f"## {_escape(heading)}", _items(sentences)]
     return "\n\n".join(parts) + "\n"
 
 
