@@ -2,14 +2,18 @@
 
 import csv
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Tiny
 from test_report import AWKWARD, CARD, PROVENANCE, PUBLISHED, cell, diverged, done
 
-from fedbench import report, results_csv
+from fedbench import cli, report, results_csv
 from fedbench.config import Suite
 from fedbench.data import About
 from fedbench.errors import InputError
@@ -188,3 +192,39 @@ def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="decode"):
         results_csv.load(tmp_path / "results.csv")
+
+
+# --- the command
+
+
+@pytest.fixture
+def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Callable[..., Any]:
+    monkeypatch.chdir(tiny.file.parent)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_a_published_report_is_written_again_by_one_command(fedbench: Callable[..., Any], tiny: Tiny) -> None:
+    methods = {"local": {}, "fedavg": {}, "bad": {"method": "trouble.py:Trouble", "what": "raise"}}
+    tiny.change(methods=methods, training={"rounds": 3, "batch_size": 4}, seeds=[0, 1])
+    assert fedbench("run", str(tiny.file), "--workers", "1", "--tracking-uri", "none", "--only", "seed=0")[0] == 1
+    formats = ("--format", "html,md,latex,csv")
+    code, out, err = fedbench("report", str(tiny.file), *formats, "--to", "published")
+    assert (code, err) == (0, "")
+    before = {path.name: path.read_bytes() for path in Path("published").iterdir()}
+    page = before["report.md"].decode()
+    assert "bad, partition_seed=1234, seed=0: failed: RuntimeError: two lines of trouble" in page
+    assert "local, partition_seed=1234, seed=1: missing" in page
+    tiny.file.unlink()
+    code, again, err = fedbench("report", "published/results.csv", *formats)
+    assert (code, again, err) == (0, out, "")
+    assert {path.name: path.read_bytes() for path in Path("published").iterdir()} == before
+    code, _, err = fedbench("report", "published/results.csv", "--only", "seed=0")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a results.csv is reported whole" in err
