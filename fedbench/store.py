@@ -65,7 +65,8 @@ class Store:
         found = marker.read_text().strip() if marker.exists() else str(VERSION)
         if found != str(VERSION):
             raise InputError(
-                f"{marker}: layout {found}, but this fedbench reads layout {VERSION}; choose another --out"
+                f"{marker}: layout {found}, but this fedbench reads layout {VERSION}; use the fedbench that wrote it "
+                "(its cells' outcome.json say which), or choose another --out"
             )
 
     @contextmanager

@@ -232,7 +232,7 @@ def test_what_cannot_be_compared_is_one_line(fedbench: Callable[..., Any], tiny:
     Path("old/version").write_text("99\n")
     for other, message in (
         ("empty", "empty: not the folder of a suite's runs"),
-        ("old", "layout 99, but this fedbench reads layout 1"),
+        ("old", "old/version: layout 99, but this fedbench reads layout 1; use the fedbench that wrote it"),
         ("nothing", "unknown suite 'nothing'"),
         ("nothing.csv", "nothing.csv: "),
     ):
