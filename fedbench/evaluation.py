@@ -29,10 +29,13 @@ def examine(
     """
     if not len(index):
         return {}
+    net = net.remembering()  # scores and loss ask for the same embeddings and logits
+    params = {name: net.laid_out(tensor) for name, tensor in params.items()}
     chunks: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for part in torch.split(index, _CHUNK):
-            batch = Batch(data.x[part], data.y[part], torch.ones(len(part), dtype=data.x.dtype, device=part.device))
+            valid = torch.ones(len(part), dtype=data.x.dtype, device=part.device)
+            batch = Batch(net.laid_out(data.x[part]), data.y[part], valid)
             for name, values in _answers(method, net, params, down, batch, own):
                 chunks.setdefault(name, []).append(values)
     return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
