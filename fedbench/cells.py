@@ -116,6 +116,12 @@ def fact_name(place: str) -> str:
     return place.removeprefix("training.")
 
 
+def chosen_facts(provenance: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return what stands in the place of `TUNED` once a cell has been run, given how that was made."""
+    values = provenance.get("chosen", {}).get("values", {})
+    return {fact_name(place): value for place, value in values.items()}
+
+
 def expand(suite: Suite, fingerprint: Callable[[Mapping[str, Any]], str]) -> list[Cell]:
     """Return all cells of a suite, the rows of one comparison next to each other.
 
@@ -241,7 +247,7 @@ def trial(cell: Cell, number: int, values: space.Values) -> Cell:
     recipe = {
         **settle(cell, values).recipe,
         "partition": {**cell.recipe["partition"], "tuning": {"validation": tuning["validation"]}},
-        "trial": {"study": cell.study_key, "trial": number},
+        "trial": {"study": cell.study_key, "trial": number, "objective": tuning["objective"]},
         "seed": tuning["seed"],
     }
     return replace(cell, recipe=recipe)
@@ -319,7 +325,8 @@ class _Maker:
         shared = {"protocol": PROTOCOL, "dataset": self._dataset(part, where)}
         partition = self._partition(part, where)
         rows = [made for label, row in part["methods"].items() for made in self._rows(label, row, part, where, grid)]
-        for partition_seed, seed in itertools.product(self.suite.partition_seeds, self.suite.seeds):
+        partition_seeds = part.get("partition_seeds") or self.suite.partition_seeds
+        for partition_seed, seed in itertools.product(partition_seeds, self.suite.seeds):
             for label, row in rows:
                 recipe = {**shared, "partition": {**partition, "seed": partition_seed}, **row, "seed": seed}
                 used = [recipe["dataset"], recipe["method"], *recipe["models"]]

@@ -1,12 +1,13 @@
 """The command line; it knows every part, and no part knows it."""
 
+import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from fedbench import plugins
     from fedbench.cells import Cell
     from fedbench.config import Suite
-    from fedbench.executors import Job, Setting
+    from fedbench.executors import Executor, Job, Setting
     from fedbench.partition import Partition
     from fedbench.progress import Progress
     from fedbench.reference import Reference
     from fedbench.results import Results
     from fedbench.store import CellError, Record, Store
+    from fedbench.studies import Study
     from fedbench.tracking import Tracker
 
 app = typer.Typer(
@@ -51,6 +53,14 @@ _Sets = Annotated[
 ]
 _Seeds = Annotated[str, typer.Option(metavar="SEED,...", help="Other run seeds, such as 0,1,2.")]
 _Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
+_Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")]
+_Engine = Annotated[
+    EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
+]
+_Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
+_TrackingUri = Annotated[
+    str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
+]
 _Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of your data; else $FEDBENCH_DATA, else ./data.")]
 _SIDE = "A suite, the folder of one's runs, or a results.csv."
@@ -72,25 +82,18 @@ def run(
     only: _Only = "",
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = "",
-    workers: Annotated[
-        int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")
-    ] = 0,
+    workers: _Workers = 0,
     device: _Device = "cpu",
-    engine: Annotated[
-        EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
-    ] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each cell.")] = 1,
+    engine: _Engine = "auto",
+    threads: _Threads = 1,
     out: _Out = _RUNS,
     data: _Data = None,
-    tracking_uri: Annotated[
-        str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
-    ] = "",
+    tracking_uri: _TrackingUri = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
     policy: Annotated[Policy, typer.Option(help=_POLICIES)] = "missing",
 ) -> None:
     """Run a suite's cells, as far as they are not done, and report."""
     from fedbench import executors
-    from fedbench.tracking import Tracker, local_uri
 
     plan = _plan(suite, only, sets, seeds, out, data)
     if dry_run:
@@ -98,10 +101,9 @@ def run(
         print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run")
         return
     executors.check_device(device)
-    tracker = None if tracking_uri == "none" else Tracker(plan.store, plan.suite.name, tracking_uri or local_uri(out))
-    with plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True)):
-        setting = _setting(plan, _chosen(plan, policy), device, engine, workers, threads)
-        errors = _run(plan, policy, setting, tracker)
+    with _locked(plan):
+        setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
+        errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
     if any(plan.store.has(cell) for cell in plan.cells):
         _report(plan)
     if errors:
@@ -112,6 +114,50 @@ def run(
             file=sys.stderr,
         )
         raise typer.Exit(2 if any(error.input for error in errors) else 1)
+
+
+@app.command()
+def tune(
+    suite: _SuiteName,
+    only: _Only = "",
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    seeds: _Seeds = "",
+    trials: Annotated[int | None, typer.Option(help="Trials of every row, in place of the suite's.")] = None,
+    storage: Annotated[
+        str, typer.Option(metavar="URL", help="An Optuna storage; else a database beside the suite's cells.")
+    ] = "",
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a suite with the chosen values in it.")
+    ] = None,
+    workers: _Workers = 0,
+    device: _Device = "cpu",
+    engine: _Engine = "auto",
+    threads: _Threads = 1,
+    out: _Out = _RUNS,
+    data: _Data = None,
+    tracking_uri: _TrackingUri = "",
+) -> None:
+    """Choose the hyperparameters of a suite's rows on validation samples, as far as that is not done."""
+    from fedbench import config, executors
+
+    plan = _plan(suite, only, sets, seeds, out, data, adapt=partial(config.tuned, trials=trials))
+    cells = [cell for cell in plan.cells if cell.tuned]
+    if not cells:
+        raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
+    executors.check_device(device)
+    with _locked(plan):
+        setting = _setting(plan, _at_once(plan, []), device, engine, workers, threads)
+        with _kept(plan):
+            tracker = _tune(plan, cells, setting, _tracker(plan, tracking_uri, out), storage)
+            _log(plan, _trials(plan), tracker, print)
+    _report_tuning(plan)
+    settled = _with_values(plan, cells)
+    if export:
+        _export(plan, settled, export)
+    lacking = dict.fromkeys(plan.studies[cell.study_key] for cell in cells if cell.key not in settled)
+    if lacking:
+        print(f"fedbench: no trial of {', '.join(lacking)} was completed", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -235,26 +281,37 @@ def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(help="Port on this m
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a command is about; `titles` names each different cell, by its key."""
+    """What a command is about; `titles` names each different cell, by its key, and `studies` what is tuned."""
 
     suite: "Suite"
     cells: "list[Cell]"
     titles: Mapping[str, str]
+    studies: Mapping[str, str]
     data: Path
     store: "Store"
     reference: "Reference | None"
 
 
 def _plan(
-    name: str, only: str, sets: Sequence[str], seeds: str, out: Path, data: Path | None, fetch: bool = True
+    name: str,
+    only: str,
+    sets: Sequence[str],
+    seeds: str,
+    out: Path,
+    data: Path | None,
+    fetch: bool = True,
+    adapt: "Callable[[Suite], Suite]" = lambda suite: suite,
 ) -> _Plan:
-    """Return what a command is about; with `fetch` false the data may be missing (see `cells.fingerprints`)."""
+    """Return what a command is about; with `fetch` false the data may be missing (see `cells.fingerprints`).
+
+    `adapt` makes another suite of the one that was asked for.
+    """
     from fedbench import config, reference
     from fedbench.cells import NO_DATA, expand, fingerprints, select
     from fedbench.data import data_root
     from fedbench.store import Store
 
-    suite = config.override(config.load(name), sets, seeds or None)
+    suite = adapt(config.override(config.load(name), sets, seeds or None))
     root = data_root(data)
 
     def known(fetched: bool) -> "tuple[list[Cell], list[Cell]]":
@@ -271,7 +328,20 @@ def _plan(
 
     every, cells = known(fetched=not fetch)
     published = reference.read(suite, every)
-    return _Plan(suite, cells, _titles(cells), root, Store(out / suite.name), published)
+    tuned = {cell.study_key: cell for cell in reversed(cells) if cell.tuned}
+    names = _titles(list(tuned.values())[::-1])
+    studies = {key: names[cell.key] for key, cell in tuned.items()}
+    return _Plan(suite, cells, _titles(cells), studies, root, Store(out / suite.name), published)
+
+
+def _locked(plan: _Plan) -> AbstractContextManager[None]:
+    return plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True))
+
+
+def _tracker(plan: _Plan, uri: str, out: Path) -> "Tracker | None":
+    from fedbench.tracking import Tracker, local_uri
+
+    return None if uri == "none" else Tracker(plan.store, plan.suite.name, uri or local_uri(out))
 
 
 def _titles(cells: "Sequence[Cell]") -> dict[str, str]:
@@ -306,43 +376,176 @@ def _chosen(plan: _Plan, policy: Policy) -> "list[Cell]":
     return [cell for cell in _unique(plan.cells) if wanted is None or plan.store.status(cell) in wanted]
 
 
-def _setting(
-    plan: _Plan, todo: "Sequence[Cell]", device: str, engine: "EngineName", workers: int, threads: int
-) -> "Setting":
-    """Return how the cells will run; by default as many at a time as cores allow."""
+def _setting(plan: _Plan, many: int, device: str, engine: "EngineName", workers: int, threads: int) -> "Setting":
+    """Return how cells will run, of which there are so many; by default as many at a time as cores allow."""
     from fedbench import executors
 
-    many = max(1, executors.usable_cores() // threads) if device == "cpu" else 1
-    workers = min(workers or many, max(len(todo), 1))
-    return executors.Setting(plan.data, plan.suite.base, device, workers, threads, engine)
+    most = max(1, executors.usable_cores() // threads) if device == "cpu" else 1
+    return executors.Setting(plan.data, plan.suite.base, device, min(workers or most, max(many, 1)), threads, engine)
+
+
+def _at_once(plan: _Plan, cells: "Sequence[Cell]") -> int:
+    """Return how many cells, or trials that come before them, could run at the same time."""
+    from fedbench import tune
+
+    studies = tune.unfinished(cells, plan.store)
+    return max(len(cells), sum(int(cell.recipe["tuning"]["batch"]) for cell in studies))
 
 
 def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | None") -> "list[CellError]":
-    """Run, store and log the chosen cells; return the failures."""
-    from fedbench import executors
-    from fedbench.store import CellError
-
+    """Tune, run, store and log the chosen cells; return the failures."""
     todo = _chosen(plan, policy)
     print(f"{plan.suite.name}: {len(plan.titles)} cells, {len(todo)} to run", flush=True)
     jobs = _jobs(plan, todo, setting)
-    execute = executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]
-    errors = []
+    with _kept(plan):
+        tracker = _tune(plan, todo, setting, tracker)
+        ready, untuned = _settled(plan, jobs)
+        with _progress(todo) as progress, closing(_execute(setting)(ready, setting, progress.on_round)) as results:
+            errors, tracker = _drive(plan, itertools.chain(untuned, results), progress, tracker)
+        _log(plan, [*plan.cells, *_trials(plan)], tracker, print)
+    return errors
+
+
+def _execute(setting: "Setting") -> "Executor":
+    from fedbench import executors
+
+    return executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]
+
+
+@contextmanager
+def _kept(plan: _Plan) -> Iterator[None]:
+    """Say after Ctrl-C how things stand."""
     try:
-        with _progress(todo) as progress, closing(execute(jobs, setting, progress.on_round)) as results:
-            for result in results:
-                if isinstance(result, CellError):
-                    plan.store.put_error(result)
-                    errors.append(result)
-                else:
-                    plan.store.put(result)
-                progress.finish(result.cell, f"{plan.titles[result.cell.key]}: {_said(result, plan.suite.metric)}")
-                tracker = _log(plan, [result.cell], tracker, progress.say)
-        _log(plan, plan.cells, tracker, print)
+        yield
     except KeyboardInterrupt:
         done = len({cell.key for cell in plan.cells if plan.store.has(cell)})
-        print(f"interrupted; {done} of {len(plan.titles)} cells are done and kept, the same command goes on from here")
+        trials = " and every trial that ended" if plan.studies else ""
+        print(
+            f"interrupted; {done} of {len(plan.titles)} cells are done and kept{trials}, "
+            "the same command goes on from here"
+        )
         raise typer.Exit(130) from None
-    return errors
+
+
+def _drive(
+    plan: _Plan, results: "Iterable[Record | CellError]", progress: "Progress", tracker: "Tracker | None"
+) -> "tuple[list[CellError], Tracker | None]":
+    """Store and log results as they come; return the failures, and the tracker unless it failed."""
+    from fedbench.store import CellError
+
+    errors = []
+    for result in results:
+        if isinstance(result, CellError):
+            plan.store.put_error(result)
+            errors.append(result)
+        else:
+            plan.store.put(result)
+        metric = result.cell.recipe.get("trial", {}).get("objective", plan.suite.metric)
+        progress.finish(result.cell, f"{_title(plan, result.cell)}: {_said(result, metric)}")
+        tracker = _log(plan, [result.cell], tracker, progress.say)
+    return errors, tracker
+
+
+def _title(plan: _Plan, cell: "Cell") -> str:
+    """Return what to call a cell, or a trial."""
+    from fedbench import space
+
+    if "trial" not in cell.recipe:
+        return plan.titles[cell.key]
+    study, number = cell.recipe["trial"]["study"], cell.recipe["trial"]["trial"]
+    searched = next(one for one in plan.cells if one.tuned and one.study_key == study).recipe["tuning"]["space"]
+    values = ", ".join(f"{space.short(place)}={_brief(space.at(cell.recipe, place))}" for place in searched)
+    return f"{plan.studies[study]} trial {number} ({values})"
+
+
+def _brief(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- tuning
+
+
+def _tune(
+    plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", tracker: "Tracker | None", storage: str = ""
+) -> "Tracker | None":
+    """Run, store and log the trials that the studies of some cells lack; return the tracker unless it failed."""
+    from fedbench import tune
+
+    todo = tune.unfinished(cells, plan.store)
+    if not todo:
+        return tracker
+    with tune.searches(todo, plan.store, storage or tune.default_storage(plan.store)) as found:
+        jobs = _jobs(plan, [search.probe for search in found], setting)
+        partitions = {job.cell.partition_key: job.partition for job in jobs}
+        print(f"tuning: {sum(search.left for search in found)} trials to run for {len(found)} choices", flush=True)
+        with _progress([]) as progress:
+            for search in found:
+                progress.expect(search.left, search.cell.recipe["training"]["rounds"])
+            with closing(tune.run(found, partitions, _execute(setting), setting, progress.on_round)) as results:
+                return _drive(plan, results, progress, tracker)[1]
+
+
+def _settled(plan: _Plan, jobs: "Sequence[Job]") -> "tuple[list[Job], list[CellError]]":
+    """Return the jobs with the values that tuning chose, and an error for each cell for which it could choose none."""
+    from fedbench import tune
+    from fedbench.store import CellError
+
+    ready, errors = [], []
+    for job in jobs:
+        study = plan.store.study(job.cell) if job.cell.tuned else None
+        chosen = tune.chosen(job.cell, study)
+        if job.cell.tuned and not chosen:
+            errors.append(CellError(job.cell, tune.why_not(job.cell, study), "", input=False))
+        else:
+            ready.append(replace(job, chosen=chosen))
+    return ready, errors
+
+
+def _with_values(plan: _Plan, cells: "Sequence[Cell]") -> "dict[str, Cell]":
+    """Return tuned cells with the values chosen for them, by their keys; without those that have none."""
+    from fedbench import tune
+    from fedbench.cells import settle
+
+    chosen = {cell.key: (cell, tune.chosen(cell, plan.store.study(cell))) for cell in cells}
+    return {key: settle(cell, found["values"]) for key, (cell, found) in chosen.items() if found}
+
+
+def _export(plan: _Plan, settled: "Mapping[str, Cell]", file: Path) -> None:
+    """Write a suite with values in the place of tuning."""
+    from fedbench import export
+
+    if not settled:
+        return
+    note = f"Values that `fedbench tune` chose for {plan.suite.name}."
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(export.dumps(plan.suite, list(settled.values()), file.parent, note), encoding="utf-8")
+    print(f"written to {file}")
+
+
+def _report_tuning(plan: _Plan) -> None:
+    """Print what tuning came to, and write it beside the cells."""
+    from rich.console import Console
+
+    from fedbench import report, results
+
+    found = results.collect(plan.store, plan.cells, plan.suite.base, plan.data)
+    comparison = report.compare(found, plan.suite)
+    Console().print(report.terminal.render_tuning(comparison))
+    file = plan.store.root / "tuning.md"
+    file.write_text(report.markdown.render_tuning(comparison), encoding="utf-8")
+    print(f"written to {file}")
+
+
+def _trials(plan: _Plan) -> "list[Cell]":
+    """Return the trials in the store that belong to the plan's cells."""
+    there = set(plan.store.finished())
+    keys = dict.fromkeys(trial.cell for study in _studies(plan) for trial in study.trials)
+    return [plan.store.get(key).cell for key in keys if key in there]
+
+
+def _studies(plan: _Plan) -> "list[Study]":
+    first = {cell.study_key: cell for cell in plan.cells if cell.tuned}
+    return [study for cell in first.values() if (study := plan.store.study(cell))]
 
 
 def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting") -> "list[Job]":
@@ -374,7 +577,7 @@ def _log(
     for cell in cells:
         try:
             if tracker and plan.store.has(cell) and tracker.lacks(cell):
-                tracker.log(cell, plan.titles[cell.key])
+                tracker.log(cell, _title(plan, cell))
         except TrackingError as error:
             say(f"{error}; the results are kept, and the next run logs them")
             return None
@@ -387,7 +590,7 @@ def _progress(cells: "Sequence[Cell]") -> "Progress":
     from fedbench.progress import Bar, Lines
 
     console = Console()
-    return Bar(cells, console) if cells and console.is_terminal else Lines(cells)
+    return Bar(cells, console) if console.is_terminal else Lines(cells)
 
 
 def _said(result: "Record | CellError", metric: str) -> str:
@@ -400,6 +603,8 @@ def _said(result: "Record | CellError", metric: str) -> str:
     took = f"{result.provenance['seconds']:.1f} s"
     if result.outcome.status == "diverged":
         return f"diverged in {result.outcome.message} ({took})"
+    if result.outcome.status == "stopped":
+        return f"pruned after {result.outcome.message} ({took})"
     found = summarise(numbers(result.outcome), metric)
     return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
 

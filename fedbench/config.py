@@ -167,6 +167,8 @@ class Experiment(_Part):
     defaults, and `methods` as a list keeps only the rows of these labels.
     """
 
+    partition_seeds: Seeds | None = None
+
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value

@@ -19,9 +19,16 @@ class Progress(ABC):
 
     def __init__(self, cells: "Sequence[Cell]") -> None:
         """Take the cells that will run."""
-        self._wanted = {cell.key: int(cell.recipe["training"]["rounds"]) for cell in cells}
-        self._rounds = dict.fromkeys(self._wanted, 0)
-        self._finished = 0
+        self._rounds: dict[str, int] = {}
+        self._finished = self._cells = self._wanted = 0
+        for cell in cells:
+            self.expect(1, _rounds(cell))
+
+    @final
+    def expect(self, cells: int, rounds: int) -> None:
+        """Note that so many more cells will run, of which one has so many rounds."""
+        self._cells += cells
+        self._wanted += cells * rounds
 
     @final
     def on_round(self, cell: "Cell", done: int, total: int) -> None:
@@ -33,8 +40,8 @@ class Progress(ABC):
     def finish(self, cell: "Cell", text: str) -> None:
         """Note that a cell has ended, one way or the other, and say how."""
         self._finished += 1
-        self._rounds[cell.key] = self._wanted[cell.key]
-        self.say(f"[{self._finished}/{len(self._wanted)}] {text}")
+        self._rounds[cell.key] = _rounds(cell)
+        self.say(f"[{self._finished}/{self._cells}] {text}")
         self._show()
 
     def __enter__(self) -> Self:
@@ -54,6 +61,10 @@ class Progress(ABC):
     @abstractmethod
     def _show(self) -> None:
         """Show the counts."""
+
+
+def _rounds(cell: "Cell") -> int:
+    return int(cell.recipe["training"]["rounds"])
 
 
 @final
@@ -77,7 +88,7 @@ class Lines(Progress):
 
     def _show(self) -> None:
         if time.monotonic() - self._told > _PATIENCE:
-            self.say(f"... {sum(self._rounds.values())} of {sum(self._wanted.values())} rounds")
+            self.say(f"... {sum(self._rounds.values())} of {self._wanted} rounds")
 
 
 @final
@@ -97,7 +108,7 @@ class Bar(Progress):
             progress.TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("", total=sum(self._wanted.values()))
+        self._task = self._bar.add_task("", total=self._wanted)
         self._show()
         self._bar.start()
 
@@ -112,5 +123,5 @@ class Bar(Progress):
         self._bar.console.print(text, markup=False, highlight=False)
 
     def _show(self) -> None:
-        cells = f"{self._finished}/{len(self._wanted)} cells"
-        self._bar.update(self._task, description=cells, completed=sum(self._rounds.values()))
+        cells = f"{self._finished}/{self._cells} cells"
+        self._bar.update(self._task, description=cells, completed=sum(self._rounds.values()), total=self._wanted)

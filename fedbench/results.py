@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench import stats
-from fedbench.cells import Cell, source
+from fedbench.cells import Cell, chosen_facts, source
 from fedbench.data import data_root
 from fedbench.store import Status, Store
+from fedbench.studies import Study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,11 +92,13 @@ class Results:
 
     - `cards`: of the partitions drawn so far, by the cells' `partition_key` (see `fedbench.partition.draw`).
     - `sources`: where the data come from, by their content hash in the cells' recipes.
+    - `studies`: the trials so far of the cells that are tuned, by their `study_key`.
     """
 
     cells: tuple[Result, ...]
     cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sources: Mapping[str, "About"] = field(default_factory=dict)
+    studies: Mapping[str, Study] = field(default_factory=dict)
 
     def metrics(self) -> list[str]:
         """Return the names of everything that was measured in any cell, sorted."""
@@ -107,7 +110,7 @@ class Results:
 
         rows = []
         for result in self.cells:
-            facts = result.cell.facts()
+            facts = result.cell.facts() | chosen_facts(result.provenance)
             del facts["method"]  # the label again
             found = {}
             if result.numbers is not None:
@@ -123,7 +126,7 @@ def collect(store: Store, cells: Iterable[Cell], base: Path | None = None, data:
     `base` is the folder that paths of plugins start from, `data` that of the user's data (see `data_root`).  InputError
     if the store is damaged.
     """
-    results, cards, sources = [], {}, {}
+    results, cards, sources, studies = [], {}, {}, {}
     found: dict[str, Result] = {}
     for cell in cells:
         if cell.key not in found:
@@ -134,7 +137,9 @@ def collect(store: Store, cells: Iterable[Cell], base: Path | None = None, data:
         content = cell.recipe["dataset"]["content"]
         if content not in sources:
             sources[content] = source(cell, base).describe(data_root(data))
-    return Results(tuple(results), cards, sources)
+        if cell.tuned and cell.study_key not in studies and (study := store.study(cell)):
+            studies[cell.study_key] = study
+    return Results(tuple(results), cards, sources, studies)
 
 
 def _look_up(store: Store, cell: Cell) -> Result:

@@ -2,6 +2,7 @@
 
     <root>/version                the layout's version
            cells/<key>/           cell.json, outcome.json, metrics.npz and, once MLflow has the cell, tracked.json
+           studies/<key>.json     the trials of a tuned cell's study, by its `study_key`; each trial is a cell too
            errors/<key>.json      the last attempt, where it ended in an exception; never counts as done
            partitions/<key>/      index arrays and card
 
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock, Timeout
 
+from fedbench import studies
 from fedbench.cells import Cell
 from fedbench.data import read_npz
 from fedbench.errors import InputError
+from fedbench.studies import Study
 
 if TYPE_CHECKING:
     from fedbench.federation import Outcome
@@ -169,6 +172,17 @@ class Store:
         path = self._partition(cell) / "card.json"
         return _read(path) if path.exists() else None
 
+    def study(self, cell: Cell) -> Study | None:
+        """Return the trials that a tuned cell has so far; None if there were none yet."""
+        path = self._study(cell)
+        return studies.from_plain(_read(path)) if path.exists() else None
+
+    def put_study(self, cell: Cell, study: Study) -> None:
+        """Store all trials of a tuned cell in the place of those before."""
+        path = self._study(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, _json(studies.to_plain(study)))
+
     def tracked(self, cell: Cell, uri: str) -> bool:
         """Return whether the cell's present outcome is in the MLflow store at `uri`."""
         path = self._folder(cell.key) / "tracked.json"
@@ -184,6 +198,9 @@ class Store:
 
     def _error(self, key: str) -> Path:
         return self.root / "errors" / f"{key[:16]}.json"
+
+    def _study(self, cell: Cell) -> Path:
+        return self.root / "studies" / f"{cell.study_key}.json"
 
     def _partition(self, cell: Cell) -> Path:
         return self.root / "partitions" / cell.partition_key[:16]
@@ -210,7 +227,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    broken = path if path.parent.name == "errors" else path.parent
+    broken = path if path.parent.name in ("errors", "studies") else path.parent
     return InputError(f"{path}: missing or damaged ({' '.join(str(error).split())}); delete {broken} and run again")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from filelock import FileLock
 
-from fedbench.cells import Cell
+from fedbench.cells import Cell, chosen_facts
 from fedbench.options import one_line
 from fedbench.store import Record, Store
 
@@ -100,7 +100,7 @@ class Tracker:
         ended = started + round(record.provenance["seconds"] * 1000)
         run = client.create_run(experiment, start_time=started, tags=tags, run_name=title)
         self._fill(client, run.info.run_id, cell, record, ended)
-        client.set_terminated(run.info.run_id, "FINISHED" if record.outcome.status == "completed" else "FAILED", ended)
+        client.set_terminated(run.info.run_id, "FAILED" if record.outcome.status == "diverged" else "FINISHED", ended)
         return str(run.info.run_id)
 
     def _experiment(self, client: "MlflowClient") -> str:
@@ -123,7 +123,8 @@ class Tracker:
     def _fill(self, client: "MlflowClient", run_id: str, cell: Cell, record: Record, time: int) -> None:
         from mlflow.entities import Metric, Param
 
-        params = [Param(k, str(v)) for k, v in cell.facts().items() if len(str(v)) <= _LONGEST_PARAM]
+        facts = cell.facts() | chosen_facts(record.provenance)
+        params = [Param(k, str(v)) for k, v in facts.items() if len(str(v)) <= _LONGEST_PARAM]
         for begin in range(0, len(params), _PARAMS_PER_BATCH):
             client.log_batch(run_id, params=params[begin : begin + _PARAMS_PER_BATCH])
         metrics = [Metric(name, value, time, number) for name, number, value in series(record.outcome)]

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from fedbench.report import tuning
 from fedbench.report.table import Comparison, Table
 
 
 def render(comparison: Comparison) -> str:
     """Return the page."""
     parts = [f"# {_escape(comparison.title)}", *_paragraphs(comparison.description)]
-    for table in comparison.tables:
+    for table in (*comparison.tables, *comparison.tuning):
         parts += [f"## {_escape(table.title)}"] if table.title else []
         parts.append(_table(table))
     parts += ["## How to read this", _items(comparison.reading)]
@@ -19,6 +20,14 @@ def render(comparison: Comparison) -> str:
         parts += [f"## {_escape(table.title)}", _table(table)]
     parts += ["## Provenance", _items(f"{word}: {text}" for word, text in comparison.provenance)]
     return "\n\n".join(parts) + "\n"
+
+
+def render_tuning(comparison: Comparison) -> str:
+    """Return a page on nothing but how values were chosen."""
+    parts = [f"# {_escape(comparison.title)}: tuning"]
+    for table in comparison.tuning:
+        parts += [f"## {_escape(table.title)}", _table(table)]
+    return "\n\n".join([*parts, "## How to read this", _items(tuning.reading(comparison.choices))]) + "\n"
 
 
 def page(title: str, tables: Iterable[Table], lists: Mapping[str, Sequence[str]]) -> str:

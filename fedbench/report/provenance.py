@@ -101,7 +101,7 @@ def _plugins(results: Results) -> list[tuple[str, str]]:
 
 def _made(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return how the finished cells were made: versions and machines, and the time it took."""
-    apart = ("started", "seconds", "partition", "host")
+    apart = ("started", "seconds", "partition", "host", "chosen")
     words = dict.fromkeys(word for record in records for word in record if word not in apart)
     found = {word: [record[word] for record in records if record.get(word) is not None] for word in words}
     pairs = [(word, _listed(known)) for word, known in found.items() if known]

@@ -11,6 +11,7 @@ from functools import partial
 from fedbench.config import Suite
 from fedbench.errors import unknown
 from fedbench.reference import Published, Reference
+from fedbench.report import tuning
 from fedbench.report.formatted import chance, mean_and_std, named, number, plain, signed
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
@@ -100,6 +101,7 @@ class Comparison:
     - `ranking`: how the rows rank over the data sets, if there are two and three rows are complete.
     - `rows`: what each row is; `partitions`: what the clients hold.
     - `provenance`: pairs of a word and a text.
+    - `choices`: the studies of rows whose values were chosen by tuning; `tuning`: the same, as tables.
     """
 
     title: str
@@ -113,6 +115,8 @@ class Comparison:
     rows: Table
     partitions: Table
     provenance: tuple[tuple[str, str], ...]
+    choices: tuple[tuning.Choice, ...] = ()
+    tuning: tuple[Table, ...] = ()
 
 
 def compare(results: Results, suite: Suite, reference: Reference | None = None) -> Comparison:
@@ -131,6 +135,7 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
     ranking = over_data_sets(members, layout, higher_is_better(suite.metric))
     rows = row_settings(members, layout)
     partitions = partition_rows(members, layout, results.cards)
+    choices = tuning.choices(members, layout, results.studies)
     return Comparison(
         title=suite.name,
         description=suite.description,
@@ -140,12 +145,14 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
             *(table for block in blocks for table in _tables(block, suite.metric, beside)),
             *([_ranks(ranking)] if ranking else []),
         ),
-        reading=_reading(suite.metric, beside, blocks),
+        reading=(*_reading(suite.metric, beside, blocks), *tuning.reading(choices)),
         notes=(*_notes(members, layout), *_power(blocks), *(_friedman(ranking) if ranking else [])),
         ranking=ranking,
         rows=Table("Rows", ("row", "algorithm", "settings"), tuple(rows), texts=3),
         partitions=Table("Partitions", PARTITION_HEAD, tuple(partitions)),
         provenance=tuple(provenance(results, suite, members)),
+        choices=choices,
+        tuning=tuple(Table(*made) for made in tuning.tables(choices)),
     )
 
 

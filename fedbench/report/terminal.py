@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedbench.report import tuning
 from fedbench.report.table import Comparison, Table
 
 # Space between columns, and the widest that a column of text and one of numbers may be, from comfortable to tight.
@@ -20,11 +21,19 @@ def render(comparison: Comparison) -> RenderableType:
     """Return the title, the tables, how to read them and the notes; the rest is for the written page."""
     # Text, not strings: what stands in brackets in a label or a message is no markup.
     parts: list[RenderableType] = [Text(comparison.title, style="bold"), Text()]
-    for table in comparison.tables:
+    for table in (*comparison.tables, *comparison.tuning):
         parts += [Text(table.title), _Fitting(table), Text()] if table.title else [_Fitting(table), Text()]
     parts += [Text(sentence, style="dim") for sentence in comparison.reading]
     parts += [Text(sentence, style="yellow") for sentence in comparison.notes]
     return Group(*parts)
+
+
+def render_tuning(comparison: Comparison) -> RenderableType:
+    """Return nothing but how values were chosen."""
+    parts: list[RenderableType] = []
+    for table in comparison.tuning:
+        parts += [Text(table.title), _Fitting(table), Text()]
+    return Group(*parts, *(Text(sentence, style="dim") for sentence in tuning.reading(comparison.choices)))
 
 
 @dataclass(frozen=True)
