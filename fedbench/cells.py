@@ -40,8 +40,8 @@ class Cell:
     - `label`: its row in tables; not hashed, so the same work under two labels has one key.
     - `recipe`: plain JSON values, all that the numbers depend on: protocol, dataset {name, options, content},
       partition {name, options, seed, and content if read from a file}, models [{name, options, and the same}] (several:
-      contiguous blocks of clients), training, method {name, options, revision}, seed.  A plugin in a file is named
-      Class@<sha256 of the file>.  Where hyperparameters are to be chosen first, also tuning: a suite's `tune`, with
+      contiguous blocks of clients), training, method {name, options, revision}, seed, and the suite's `keep` if it
+      has one.  A plugin in a file is named Class@<sha256 of the file>.  Where hyperparameters are to be chosen first, also tuning: a suite's `tune`, with
       `params` resolved to the `space` (see `fedbench.space`).
     - `specs`: such a name -> how the suite wrote it; not hashed.
     """
@@ -232,6 +232,7 @@ def run_cell(
         threads=threads,
         on_round=on_round,
         stop=stop,
+        keep=cell.recipe.get("keep", ()),
     )
 
 
@@ -329,6 +330,8 @@ class _Maker:
         for partition_seed, seed in itertools.product(partition_seeds, self.suite.seeds):
             for label, row in rows:
                 recipe = {**shared, "partition": {**partition, "seed": partition_seed}, **row, "seed": seed}
+                if self.suite.keep:
+                    recipe["keep"] = self.suite.keep
                 used = [recipe["dataset"], recipe["method"], *recipe["models"]]
                 specs = {one["name"]: self.specs[one["name"]] for one in used if one["name"] in self.specs}
                 yield Cell(self.suite.name, label, recipe, specs)

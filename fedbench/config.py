@@ -14,6 +14,7 @@
     metric: test/accuracy                  # of the report's table
     further_metrics: [test/accuracy/head]  # in a table beside it
     reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
+    keep: [embeddings]                     # of all test samples at the end, for a figure and silhouettes
     figure: {x: k, y: test/accuracy}       # of the report: metrics (or a list of them) against a fact that varies
     tune: {trials: 20, params: {lam: [0.1, 1]}}   # hyperparameters are chosen first, see `fedbench.space.Tune`
     experiments: [{dataset: mnist}]        # each is laid over what stands above
@@ -196,6 +197,7 @@ class Suite(_Part):
     further_metrics: Annotated[list[str], AfterValidator(_check_names)] = []
     reference: str = ""
     figure: Axes | None = None
+    keep: list[Literal["embeddings"]] = []
     experiments: list[Experiment] = []
 
     _file: str = PrivateAttr("suite")

@@ -17,6 +17,7 @@ from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
+from fedbench.kept import Embeddings, silhouettes
 from fedbench.method import Message, Method, Rows, parameters, put, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
 from fedbench.options import make
@@ -43,6 +44,7 @@ class Outcome:
     - `sizes`: (clients,) int64: "train", "validation", "test".
     - `seconds`: "total", "training" and "evaluation" of the whole run.
     - `initial`: (clients,) float64 each, the "test/" and "validation/" metrics before round 1.
+    - `kept`: what was asked to be kept beside, see `fedbench.kept`.
 
     A diverged outcome says where in `message` and keeps the rounds measured before; so does one that was stopped.
     """
@@ -55,6 +57,7 @@ class Outcome:
     sizes: dict[str, NDArray[np.int64]]
     seconds: dict[str, float]
     initial: FloatTable = field(default_factory=dict)
+    kept: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,15 +143,34 @@ def run(
     threads: int = 1,
     on_round: Callable[[int, int], None] | None = None,
     stop: Stop | None = None,
+    keep: Sequence[Literal["embeddings"]] = (),
 ) -> Outcome:
     """Train a method on a partition of a data set.
 
     Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
-    called with (rounds done, rounds in all).  Raises `InputError` if method, models and data do not fit together.
+    called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers: embeddings come with
+    their silhouettes, in the last round.  Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = _setup(method, models, data, training, seed)
-    return play(replace(setup, engine=choice.engine(engine, data.x.device, threads)), on_round, stop)
+    setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
+    if "embeddings" not in keep:
+        return play(setup, on_round, stop)
+    nets = {client: group.net for group in setup.groups for client in group.clients}
+    embeddings = Embeddings(nets, data)
+    outcome = play(replace(setup, probe=embeddings.look, watch_merge=embeddings.watch), on_round, stop)
+    return _with(outcome, embeddings.arrays()) if outcome.status == "completed" else outcome
+
+
+def _with(outcome: Outcome, arrays: dict[str, NDArray[np.generic]]) -> Outcome:
+    """Return an outcome with embeddings, if there are any, and their silhouettes."""
+    metrics = dict(outcome.metrics)
+    if arrays:
+        clients = len(outcome.sizes["test"])
+        for name, values in silhouettes(arrays, clients).items():
+            before = np.full((len(outcome.work["steps"]) - 1, clients), np.nan)
+            metrics[name] = np.concatenate([before, values[None]])
+    return replace(outcome, metrics=metrics, kept=arrays)
 
 
 def simulate(

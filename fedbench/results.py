@@ -38,6 +38,7 @@ class Numbers:
     - `totals`: traffic ("up/scalars", ...) and work ("work/steps", ...) -> (rounds,) float64, sum over clients.
     - `sizes`: split -> (clients,) int64, samples.
     - `seconds`: of the whole run: "total", "training", "evaluation".
+    - `kept`: what was kept beside (see `fedbench.kept`), which no results file has.
     """
 
     rounds: int
@@ -48,6 +49,7 @@ class Numbers:
     totals: Mapping[str, NDArray[np.float64]]
     sizes: Mapping[str, NDArray[np.int64]]
     seconds: Mapping[str, float]
+    kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
 
 def numbers(outcome: "Outcome") -> Numbers:
@@ -63,6 +65,7 @@ def numbers(outcome: "Outcome") -> Numbers:
         totals={name: table.sum(axis=1, dtype=np.float64) for name, table in (outcome.traffic | work).items()},
         sizes=outcome.sizes,
         seconds=outcome.seconds,
+        kept=outcome.kept,
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Status = Literal["completed", "diverged", "stopped", "error", "missing"]
-_TABLES = ("metrics", "traffic", "work", "sizes", "initial")
+_TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedbench.cells import Scalar
 from fedbench.config import Axes, Suite
 from fedbench.errors import InputError, unknown
+from fedbench.report import embeddings
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, names, text, values
 from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Ranks, Strip, compact
 from fedbench.report.standing import over_data_sets
@@ -32,7 +33,8 @@ def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
     members = [Member(result, suite.metric) for result in results.cells]
     layout = arrange(members)
     looks = _looks(members)
-    found = list(_asked(suite.figure, members, looks, results.metrics(), suite.file)) if suite.figure else []
+    found = [*_embeddings(members, layout)]
+    found += list(_asked(suite.figure, members, looks, results.metrics(), suite.file)) if suite.figure else []
     for title, group in grouped(members, lambda member: _setting(layout, member)).items():
         setting = _Setting(title, group, looks, suite.metric, results.cards)
         found += setting.figures()
@@ -90,6 +92,32 @@ def _slug(text: str) -> str:
 
 def _floats(values: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
+
+
+def _embeddings(members: Sequence[Member], layout: Layout) -> Iterator[Figure]:
+    """Yield the embeddings of each row's first pair that kept some, in each setting."""
+    for title, group in grouped(members, lambda member: _setting(layout, member)).items():
+        for number, (label, row) in enumerate(grouped(group, lambda member: member.label).items()):
+            pairs = (member for member in row if member.result.numbers and "embeddings" in member.result.numbers.kept)
+            if (member := next(pairs, None)) is None:
+                continue
+            found = _numbers(member)
+            plot = embeddings.scatter(found.kept)
+            how = {
+                kind: f"{float(np.nanmean(found.last[f'test/silhouette/{kind}'])):.2f}" for kind in ("class", "client")
+            }
+            said = f"Mean silhouette by class {how['class']}, by client {how['client']}."
+            yield Figure(
+                "-".join(part for part in (_slug(title), "embeddings", str(number), _slug(label)) if part),
+                title,
+                f"Embeddings under {label}",
+                "Each point is a test sample of some client, embedded by that client's own model and placed by t-SNE, "
+                f"which keeps neighbours together and means nothing else by distances; colours are classes"
+                f"{', large points what the server has for a class, such as its prototype' * bool(plot.large)}. One "
+                f"cluster to a class says that clients agree on it. {said}",
+                f"Test samples of all clients under {label} in the plane. {said}",
+                plot,
+            )
 
 
 def _ranks(ranking: Ranking) -> Figure:

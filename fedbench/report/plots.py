@@ -326,9 +326,12 @@ class Scatter(Plot):
         for group in self.groups:
             x, y = zip(*group.points, strict=True)
             look = _look(group.look)
-            axes.plot(x, y, look["marker"], color=look["color"], markersize=2.5, alpha=0.35, markeredgewidth=0).pop()
-            axes.lines[-1].set_rasterized(True)
-            axes.plot([], [], look["marker"], color=look["color"], label=_short(group.label, 16))
+            (points,) = axes.plot(
+                x, y, look["marker"], color=look["color"], markersize=2.5, alpha=0.4, markeredgewidth=0
+            )
+            points.set_rasterized(True)
+            if len(self.groups) <= 12:
+                axes.plot([], [], look["marker"], color=look["color"], label=_short(group.label, 16))
         for group in self.large:
             x, y = zip(*group.points, strict=True)
             look = _look(group.look)

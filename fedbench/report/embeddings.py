@@ -1,0 +1,41 @@
+"""Embeddings in the plane: t-SNE of what cells keep, computed by scikit-learn as the report is made."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.errors import InputError
+from fedbench.report.plots import Group, Scatter
+
+_TABLE = "table/"
+
+
+def scatter(kept: Mapping[str, NDArray[np.generic]]) -> Scatter:
+    """Return all test samples by class, and on top the rows of the server's tables, placed together with them.
+
+    The settings are scikit-learn's of today, with its seed fixed.  InputError if scikit-learn is not there.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise InputError(
+            "the figure of embeddings needs scikit-learn: pip install 'fedbench-suite[figures]', or --format md"
+        ) from None
+    tables = sorted(name for name in kept if name.startswith(_TABLE) and not name.endswith("/labels"))
+    samples = kept["embeddings"]
+    points = np.concatenate([samples, *(kept[name] for name in tables)]).astype(np.float32)
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    model = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=0)
+    placed = np.asarray(model.fit_transform(points), np.float64)
+    labels = np.concatenate([kept["labels"], *(kept[f"{name}/labels"] for name in tables)]).astype(np.int64)
+    large = np.arange(len(points)) >= len(samples)
+    return Scatter(_groups(placed, labels, ~large), _groups(placed, labels, large))
+
+
+def _groups(placed: NDArray[np.float64], labels: NDArray[np.int64], chosen: NDArray[np.bool_]) -> tuple[Group, ...]:
+    groups = []
+    for label in np.unique(labels[chosen]).tolist():
+        rows = placed[chosen & (labels == label)]
+        groups.append(Group(f"class {label}", label, tuple((float(x), float(y)) for x, y in rows)))
+    return tuple(groups)

@@ -1,0 +1,137 @@
+"""Embeddings that cells keep: whose they are, what silhouettes say of them by hand, and the figure in the report."""
+
+import sys
+
+import numpy as np
+import pytest
+from conftest import Tiny
+
+from fedbench import config, results
+from fedbench.cells import draw_partition, expand, fingerprints, run_cell, source
+from fedbench.data import load
+from fedbench.errors import InputError
+from fedbench.federation import Outcome
+from fedbench.kept import silhouette, silhouettes
+from fedbench.partition import Partition
+from fedbench.report import figures, plots
+from fedbench.report.plots import Scatter
+from fedbench.store import Record, Store
+
+
+def test_a_silhouette_by_hand() -> None:
+    points = np.array([[0.0], [1.0], [4.0], [6.0]])
+    values = silhouette(points, np.array([7, 7, 9, 9]))
+    assert values == pytest.approx([(5 - 1) / 5, (4 - 1) / 4, (3.5 - 2) / 3.5, (5.5 - 2) / 5.5])
+
+
+def test_who_is_alone_or_all_of_one_kind_has_none() -> None:
+    points = np.array([[0.0], [1.0], [4.0]])
+    assert silhouette(points, np.array([0, 0, 1]))[2] == 0
+    assert silhouette(points, np.array([3, 3, 3])).tolist() == [0, 0, 0]
+    assert silhouette(np.zeros((4, 2)), np.array([0, 0, 1, 1])).tolist() == [0, 0, 0, 0]
+
+
+def test_silhouettes_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not here")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, 1500)  # more than a chunk
+    points = rng.normal(size=(1500, 7)) + 100 + labels[:, None]
+    assert silhouette(points, labels) == pytest.approx(metrics.silhouette_samples(points, labels), abs=1e-9)
+
+
+def test_silhouettes_are_per_client_by_class_and_by_client() -> None:
+    kept = {
+        "embeddings": np.array([[0.0], [0.1], [5.0], [5.1]], np.float32),
+        "labels": np.array([0, 1, 0, 1]),
+        "clients": np.array([0, 0, 2, 2]),
+    }
+    found = silhouettes(kept, 3)
+    assert np.isnan(found["test/silhouette/client"][1])
+    assert found["test/silhouette/client"][[0, 2]].min() > 0.9
+    assert found["test/silhouette/class"][[0, 2]].max() < 0
+
+
+# --- kept by a cell
+
+
+def outcome_of(tiny: Tiny, label: str, **keys: object) -> tuple[Record, Partition]:
+    tiny.change(**keys)
+    suite = config.load(tiny.file)
+    cell = next(cell for cell in tiny.cells() if cell.label == label)
+    arrays = load(source(cell, suite.base), tiny.data)
+    partition = draw_partition(cell, arrays)
+    return Record(cell, run_cell(cell, arrays, partition, base=suite.base), {}), partition
+
+
+def test_a_cell_keeps_the_embeddings_of_its_own_test_samples(tiny: Tiny) -> None:
+    record, partition = outcome_of(tiny, "fedproto", keep=["embeddings"])
+    kept = record.outcome.kept
+    sizes = [len(rows) for rows in partition.test]
+    assert kept["clients"].tolist() == np.repeat(range(4), sizes).tolist()
+    y = np.load(tiny.data / "blobs.npz")["y_test"]
+    assert kept["labels"].tolist() == [int(y[row]) for rows in partition.test for row in rows]
+    assert kept["embeddings"].shape == (sum(sizes), 8)
+    assert kept["table/prototypes"].shape == (3, 8)
+    assert kept["table/prototypes/labels"].tolist() == [0, 1, 2]
+    for kind in ("class", "client"):
+        table = record.outcome.metrics[f"test/silhouette/{kind}"]
+        assert np.isnan(table[:-1]).all()
+        assert (np.abs(table[-1]) <= 1).all()
+
+
+def test_a_cell_without_the_key_is_the_same_but_for_what_is_kept(tiny: Tiny) -> None:
+    plain, _ = outcome_of(tiny, "fedavg")
+    keeping, _ = outcome_of(tiny, "fedavg", keep=["embeddings"])
+    assert "keep" not in plain.cell.recipe
+    assert plain.outcome.kept == {}
+    assert plain.cell.key != keeping.cell.key
+    for name, table in plain.outcome.metrics.items():
+        np.testing.assert_array_equal(table, keeping.outcome.metrics[name])
+    assert not any(name.startswith("table/") for name in keeping.outcome.kept)
+
+
+def test_clients_with_models_of_different_widths_keep_nothing(tiny: Tiny) -> None:
+    mixed = [{"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [6]}]
+    methods = {"local": {"models": "mixed"}}
+    record, _ = outcome_of(tiny, "local", keep=["embeddings"], mixed=mixed, methods=methods)
+    assert record.outcome.status == "completed"
+    assert record.outcome.kept == {}
+
+
+# --- in the report
+
+
+def stored(tiny: Tiny) -> tuple[results.Results, config.Suite, Outcome]:
+    record, _ = outcome_of(tiny, "fedproto", keep=["embeddings"], methods={"fedproto": {}})
+    store = Store(tiny.out / "tiny")
+    with store.lock(lambda: None):
+        store.put(record)
+    suite = config.load(tiny.file)
+    cells = expand(suite, fingerprints(suite.base, tiny.data))
+    return results.collect(store, cells, suite.base, tiny.data), suite, record.outcome
+
+
+def test_the_report_has_them_in_the_plane(tiny: Tiny) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not here")
+    found, suite, outcome = stored(tiny)
+    figure = figures.figures(found, suite)[0]
+    assert isinstance(figure.plot, Scatter)
+    points = {group.label: len(group.points) for group in figure.plot.groups}
+    assert points == {f"class {k}": int((outcome.kept["labels"] == k).sum()) for k in range(3)}
+    assert [len(group.points) for group in figure.plot.large] == [1, 1, 1]
+    mean = float(np.nanmean(outcome.metrics["test/silhouette/class"][-1]))
+    assert f"Mean silhouette by class {mean:.2f}" in figure.caption
+    assert plots.inline(figure) == plots.inline(figures.figures(found, suite)[0])
+
+
+def test_without_scikit_learn_the_figure_is_refused_in_one_line(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, suite, _ = stored(tiny)
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(InputError, match="needs scikit-learn: pip install"):
+        figures.figures(found, suite)
+
+
+def test_a_name_of_something_else_cannot_be_kept(tiny: Tiny) -> None:
+    tiny.change(keep=["weights"])
+    with pytest.raises(InputError, match="keep"):
+        config.load(tiny.file)
