@@ -1,7 +1,7 @@
 """Rounds: the flow of one federation, from data and a method to an outcome."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from operator import itemgetter
@@ -139,7 +139,7 @@ def run(
     *,
     seed: int,
     device: str = "cpu",
-    engine: EngineName = "auto",
+    engine: EngineName | Engine = "auto",
     threads: int = 1,
     on_round: Callable[[int, int], None] | None = None,
     stop: Stop | None = None,
@@ -186,7 +186,7 @@ def simulate(
     probe: Probe = _no_probe,
     watch_merge: Callable[[Message, Message], None] = _no_watch,
     device: str = "cpu",
-    engine: EngineName = "auto",
+    engine: EngineName | Engine = "auto",
     threads: int = 1,
     **settings: Any,
 ) -> Outcome:
@@ -376,27 +376,29 @@ def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
     kept = list(state.kept)
     uploads: list[Message] = []
     work: dict[int, Work] = {}
-    for place, group in enumerate(setup.groups):
-        rows, clients = _taking_part(group, chosen)
-        if not clients:
-            continue
-        down = wire.carry("down", clients, stack([setup.method.send(state.server, client) for client in clients]))
-        about = (setup.method, group.net, setup.data, setup.training, setup.seed, number)
-        job = Job(*about, clients, rows, kept[place], down, setup.probe)
-        kept[place], sent, done = _train(setup, job, local)
-        uploads.append(wire.carry("up", clients, sent))
-        work |= done
+    for place in range(len(setup.groups)):
+        job = _job(setup, state, wire, place, set(chosen))
+        if job.clients:
+            kept[place], sent, done = _train(setup, job, local)
+            uploads.append(wire.carry("up", job.clients, sent))
+            work |= done
+        del job  # before the merge: the downloads may be large
     _check_losses(work)
     server = _merge(setup, state.server, uploads, chosen)
     state = State(number, server, kept)
     return state, _record(setup, state, wire, work, local, began)
 
 
-def _taking_part(group: Group, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the rows and the numbers of a group's clients that take part."""
-    among = set(chosen)
-    rows = [row for row, client in enumerate(group.clients) if client in among]
-    return rows, [group.clients[row] for row in rows]
+def _job(setup: Setup, state: State, wire: Wire, place: int, chosen: Set[int]) -> Job:
+    """Return the local training of a group's clients that take part, if any."""
+    group = setup.groups[place]
+    rows = [row for row, client in enumerate(group.clients) if client in chosen]
+    clients = [group.clients[row] for row in rows]
+    down: Message = {}
+    if clients:
+        down = wire.carry("down", clients, stack([setup.method.send(state.server, client) for client in clients]))
+    about = (setup.method, group.net, setup.data, setup.training, setup.seed, state.round_number + 1)
+    return Job(*about, clients, rows, state.kept[place], down, setup.probe)
 
 
 def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Params, Message, dict[int, Work]]:
@@ -449,6 +451,8 @@ def _merge(setup: Setup, server: Message, uploads: list[Message], chosen: list[i
 
 def _joined(uploads: list[Message]) -> Message:
     """Return the groups' uploads as one, along the clients."""
+    if len(uploads) == 1:
+        return uploads[0]
     joined: dict[str, Tensor | Rows] = {}
     for name in uploads[0]:
         entries: list[Any] = [upload[name] for upload in uploads]

@@ -146,7 +146,7 @@ def squared_distances(models: Params, centres: Params, names: list[str]) -> Tens
     """Return (P, K): squared Euclidean distances over the named tensors of models (P, ...) and centres (K, ...)."""
     columns = []
     for k in range(len(next(iter(centres.values())))):
-        terms = [(models[name] - centres[name][k]).flatten(1).square().sum(1) for name in names]
+        terms = [(models[name] - centres[name][k]).flatten(1).square_().sum(1) for name in names]
         columns.append(torch.stack(terms).sum(0))
     return torch.stack(columns, 1)
 
