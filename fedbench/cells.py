@@ -18,6 +18,7 @@ from fedbench.space import Tune
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
+    from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
     from fedbench.federation import Outcome, Stop
     from fedbench.net import Net
@@ -202,7 +203,7 @@ def run_cell(
     partition: "Partition",
     *,
     device: str = "cpu",
-    engine: "EngineName" = "auto",
+    engine: "EngineName | Engine" = "auto",
     threads: int = 1,
     base: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
@@ -252,6 +253,23 @@ def trial(cell: Cell, number: int, values: space.Values) -> Cell:
         "seed": tuning["seed"],
     }
     return replace(cell, recipe=recipe)
+
+
+def kind(cell: Cell) -> str | None:
+    """Return what two cells must have in common to be computed together, or None for a cell that must be alone.
+
+    That is everything but seeds, the method's numbers with a fraction, and the learning rate where it only scales steps.
+    """
+    recipe = copy.deepcopy(dict(cell.recipe))
+    if len(recipe["models"]) > 1 or cell.tuned:
+        return None
+    del recipe["seed"], recipe["partition"]["seed"]
+    given = recipe["method"]["options"]
+    recipe["method"]["options"] = {name: value for name, value in given.items() if not isinstance(value, float)}
+    optimizer = recipe["training"]["optimizer"]
+    if optimizer["name"] == "sgd" and not optimizer["weight_decay"] and not optimizer["weight_decay_bias"]:
+        del optimizer["lr"]
+    return _canonical(recipe)
 
 
 class Checker:

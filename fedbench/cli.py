@@ -86,6 +86,9 @@ def run(
     device: _Device = "cpu",
     engine: _Engine = "auto",
     threads: _Threads = 1,
+    together: Annotated[
+        int, typer.Option(min=1, help="Cells computed as one program, where they differ in seeds and numbers alone.")
+    ] = 1,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = "",
@@ -103,6 +106,7 @@ def run(
     executors.check_device(device)
     with _locked(plan):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
+        setting = replace(setting, together=together)
         errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
     if any(plan.store.has(cell) for cell in plan.cells):
         _report(plan)
@@ -409,6 +413,8 @@ def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | No
 def _execute(setting: "Setting") -> "Executor":
     from fedbench import executors
 
+    if setting.together > 1:
+        return executors.EXECUTORS["together"]
     return executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]
 
 

@@ -14,9 +14,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from fedbench.data import Arrays
+    from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
     from fedbench.federation import Stop
     from fedbench.partition import Partition
@@ -63,7 +64,8 @@ class Setting:
     device: str = "cpu"
     workers: int = 1
     threads: int = 1
-    engine: "EngineName" = "auto"
+    engine: "EngineName | Engine" = "auto"
+    together: int = 1
 
 
 OnRound = Callable[[Cell, int, int], None]
@@ -103,6 +105,35 @@ def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judg
     try:
         while waiting:
             yield _attempt(waiting.popleft(), setting, on_round, judge)
+    finally:
+        torch.set_num_threads(before)
+
+
+def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
+    """Run up to `setting.together` jobs of one kind at a time as one stacked program; those of a kind alone, alone."""
+    import torch
+
+    from fedbench.engines.choice import Chosen
+    from fedbench.engines.together import play_together
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(setting.threads)
+    waiting = jobs if isinstance(jobs, deque) else deque(jobs)
+    try:
+        while waiting:
+            first = waiting.popleft()
+            kind = cells.kind(first.cell)
+            alike = [job for job in waiting if kind is not None and cells.kind(job.cell) == kind]
+            batch = [first, *alike[: setting.together - 1]]
+            for job in batch[1:]:
+                waiting.remove(job)
+            load_arrays(first.cell, setting)  # before the threads, which share it
+            chosen = Chosen(torch.device(setting.device), setting.threads, measured=setting.engine == "auto")
+
+            def attempt(engine: "Engine", job: Job) -> Record | CellError:
+                return _attempt(job, replace(setting, engine=engine), on_round, judge)
+
+            yield from play_together([partial(attempt, job=job) for job in batch], chosen)
     finally:
         torch.set_num_threads(before)
 
@@ -157,7 +188,7 @@ def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: J
             process.join()
 
 
-EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes}
+EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes, "together": together}
 
 
 def usable_cores() -> int:
@@ -251,7 +282,7 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Rec
         **_machine(setting.device),
         "device": setting.device,
         "threads": setting.threads,
-        "engine": setting.engine,
+        "engine": setting.engine if isinstance(setting.engine, str) else "together",
         "partition": job.partition.hash,
         "started": begin.isoformat(timespec="microseconds"),
         "seconds": time.perf_counter() - clock,

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Self, cast
 
 import torch
@@ -21,6 +22,8 @@ ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
 """Computes embeddings and logits of (params, inputs)."""
+
+_DRAWING = Lock()  # torch's global generator is one for all threads
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -45,7 +48,10 @@ class MaskedDropout(nn.Module):
         if not self.training:
             return x
         if self.mask.dim() == 0:  # the trial run of a new net, which finds out the shapes
-            self.unit = (x.shape[1], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape[1:])
+            unit = (x.shape[1], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape[1:])
+            if self.unit not in ((), unit):
+                raise ValueError(f"one dropout layer is used on {self.unit} and on {unit}")
+            self.unit = unit
         return x * self.mask
 
 
@@ -222,11 +228,18 @@ class Net:
             with torch.no_grad():
                 zeros = torch.zeros(2, *self.shape, dtype=self.dtype, device=self.device)
                 embedding, logits = self.evaluation_module(zeros)
+                before = _generator_state(self.device)
                 self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
+                drew = not torch.equal(before, _generator_state(self.device))
         except (RuntimeError, ValueError) as error:
             name = type(self.evaluation_module.net).__name__
             reason = str(error).splitlines()[0]
             raise InputError(f"model {name} does not take inputs of shape {self.shape}: {reason}") from error
+        if drew:
+            raise InputError(
+                f"model {type(self.evaluation_module.net).__name__} draws random numbers outside of nn.Dropout layers "
+                "that stand in one place, so its training cannot be repeated"
+            )
         if logits.shape != (2, self.classes):
             raise InputError(f"the head gives {tuple(logits.shape[1:])} scores for data with {self.classes} classes")
         self.trains_on_one = self._takes_one()
@@ -250,9 +263,14 @@ def _call(
     return embedding, logits
 
 
+def _generator_state(device: torch.device) -> Tensor:
+    """Return the state of torch's global generator on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
 def _draw(factory: ModelFactory, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build a model under a seed of its own without touching torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(keys.derive(seed, "init"))
         return factory(shape, classes)
 

@@ -1,6 +1,6 @@
 """A model as pure functions: what it starts from, its dropout masks, and what does not fit."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -258,6 +258,42 @@ def test_a_parameter_under_two_names_is_refused() -> None:
     layer = nn.Linear(6, 6)
     with pytest.raises(InputError, match="two names"):
         net_of(nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(6, 3), (6,))
+
+
+class FunctionalDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.wide = nn.Dropout(0.5), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.drop(self.wide(self.drop(x))))
+
+
+def in_two_places() -> nn.Module:
+    drop = nn.Dropout(0.5)
+    return nn.Sequential(drop, nn.Linear(6, 6), drop)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [FunctionalDropout(), nn.AlphaDropout(0.5), in_two_places(), nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)],
+    ids=("functional", "alpha", "in two places", "attention"),
+)
+def test_random_numbers_that_no_key_controls_are_refused(body: nn.Module) -> None:
+    shape = (3, 6) if isinstance(body, nn.TransformerEncoderLayer) else (6,)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    with pytest.raises(InputError, match=r"outside of nn\.Dropout"):
+        net_of(body, head, shape)
+
+
+def test_a_dropout_layer_that_serves_two_shapes_is_refused() -> None:
+    with pytest.raises(InputError, match="one dropout layer"):
+        net_of(Twice(), nn.Linear(8, 3), (6,))
 
 
 def test_shipped_models_say_what_they_take() -> None:

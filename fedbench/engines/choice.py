@@ -21,8 +21,10 @@ _log = logging.getLogger("fedbench")
 _MOST = {"cpu": 20, "cuda": 256}
 
 
-def engine(name: EngineName, device: torch.device, threads: int = 1) -> Engine:
+def engine(name: EngineName | Engine, device: torch.device, threads: int = 1) -> Engine:
     """Return the engine of that name for a device; `threads` are chunks of clients computed at the same time."""
+    if isinstance(name, Engine):
+        return name
     return Loop() if name == "loop" else Chosen(device, threads, measured=name == "auto")
 
 
@@ -42,9 +44,13 @@ class Chosen(Engine):
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the clients as the engine that was chosen for their net does."""
+        return self.choose(job).train(job)
+
+    def choose(self, job: Job) -> Engine:
+        """Return the engine for the job's net."""
         if job.net not in self._of:
             self._of[job.net] = self._choose(job)
-        return self._of[job.net].train(job)
+        return self._of[job.net]
 
     def _choose(self, job: Job) -> Engine:
         if self._measured and Lowering.of(job.net) is None and self._device.type == "cpu":

@@ -1,9 +1,9 @@
 """All clients of a group at once: every step is one program over stacked clients."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
 from typing import Any, final
 
@@ -34,22 +34,34 @@ class Vectorised(Engine):
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield one chunk of clients at a time."""
+        for parts in self.train_together([job]):
+            yield from parts.values()
+
+    def train_together(self, jobs: Sequence[Job]) -> Iterator[dict[int, Part]]:
+        """Yield one chunk at a time of the clients of all jobs, as one part for each job in it (by its number).
+
+        The jobs may differ in their clients, samples and seeds, in the method's numbers and in the learning rate.
+        """
         # Most samples first: the clients that still have a step are then the first rows of their chunk, and those with
         # equal batches stand together.
-        order = sorted(range(len(job.clients)), key=lambda place: -len(job.data.train[job.clients[place]]))
+        order = sorted(
+            (_Row(job, number, place) for number, job in enumerate(jobs) for place in range(len(job.clients))),
+            key=lambda row: -len(row.job.data.train[row.client]),
+        )
         size = min(self._chunk, -(-len(order) // self._threads))
         chunks = [order[first : first + size] for first in range(0, len(order), size)]
+        net = jobs[0].net
         if self._threads == 1:
-            yield from (_train_chunk(job, job.net, places) for places in chunks)
+            yield from (_train_chunk(net, rows) for rows in chunks)
             return
         nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
         for _ in range(self._threads):
-            nets.put(job.net.with_own_modules())
+            nets.put(net.with_own_modules())
 
-        def train_chunk(places: list[int]) -> Part:
+        def train_chunk(rows: list[_Row]) -> dict[int, Part]:
             net = nets.get()
             try:
-                return _train_chunk(job, net, places)
+                return _train_chunk(net, rows)
             finally:
                 nets.put(net)
 
@@ -71,7 +83,7 @@ def trial(job: Job) -> int:
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    chunk = _stacked(job, job.net, [0], [[Step(samples, 0, 0, 0)]])
+    chunk = _stacked(job.net, [_Row(job, 0, 0)], [[Step(samples, 0, 0, 0)]])
     memory = {name: tensor[None].clone() for name, tensor in job.method.init_memory(job.net).items()}
     updater = Updater(job.training.optimizer, chunk.params, job.net.parameters)
     masks = next(step_masks(chunk.net, chunk.plans, len(samples)))
@@ -82,38 +94,61 @@ def trial(job: Job) -> int:
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """Clients that are trained together: `params` and `down` are stacked over them, and `params` moves in place."""
+class _Row:
+    """A client of one of the jobs, by the job's number and the client's place in it."""
 
     job: Job
+    number: int
+    place: int
+
+    @property
+    def client(self) -> int:
+        return self.job.clients[self.place]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Clients that are trained together: `params` and `down` are stacked over them, and `params` moves in place.
+
+    - `numbers`: hyperparameters in which the clients' methods differ (clients,), by name; `lr`: their learning rates if
+      those differ.
+    """
+
     net: Net
     lowering: Lowering | None
-    clients: list[int]
+    rows: list[_Row]
     plans: list[list[Step]]
     params: Params
     kept: list[Params]
     down: Message
+    numbers: dict[str, Tensor]
+    lr: Tensor | None
+
+    @property
+    def job(self) -> Job:
+        """The first client's job, for everything in which the jobs are equal."""
+        return self.rows[0].job
 
 
-def _train_chunk(job: Job, net: Net, places: list[int]) -> Part:
+def _train_chunk(net: Net, rows: list[_Row]) -> dict[int, Part]:
     began = time.perf_counter()
     plans = [
-        plan(job.method, net, job.data, job.training, job.seed, job.round_number, job.clients[place])
-        for place in places
+        plan(r.job.method, net, r.job.data, r.job.training, r.job.seed, r.job.round_number, r.client) for r in rows
     ]
-    chunk = _stacked(job, net, places, plans)
+    chunk = _stacked(net, rows, plans)
+    job = chunk.job
+    optimizer = job.training.optimizer if chunk.lr is None else replace(job.training.optimizer, lr=1.0)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
     for number, phase in enumerate(job.method.phases(net, job.training.epochs)):
-        updater = Updater(job.training.optimizer, chunk.params, [name for name in net.parameters if phase.trains(name)])
+        updater = Updater(optimizer, chunk.params, [name for name in net.parameters if phase.trains(name)])
         memory = _train_phase(chunk, number, updater, memory, losses)
-        for row, place in enumerate(places):
-            job.probe(f"phase/{phase.name}", job.clients[place], _row(chunk.params, row))
-    replies = [_reply(chunk, row, _row(memory, row)) for row in range(len(places))]
-    kept, uploads = (stack(list(messages)) for messages in zip(*replies, strict=True))
+        for place, row in enumerate(rows):
+            row.job.probe(f"phase/{phase.name}", row.client, _row(chunk.params, place))
+    replies = [_reply(chunk, place, _row(memory, place)) for place in range(len(rows))]
     # Steps of different phases were noted one phase after the other, each up to the longest of the chunk.
     noted = {name: torch.stack(values).cpu() for name, values in losses.items()}
-    seconds = (time.perf_counter() - began) / len(places)
+    seconds = (time.perf_counter() - began) / len(rows)
     work = [
         Work(
             mean_losses(
@@ -125,19 +160,39 @@ def _train_chunk(job: Job, net: Net, places: list[int]) -> Part:
         )
         for row, steps in enumerate(plans)
     ]
-    return Part(places, chunk.params, parameters(kept), uploads, work)
+    parts = {}
+    for number in sorted({row.number for row in rows}):
+        held = [place for place, row in enumerate(rows) if row.number == number]
+        params = chunk.params if len(held) == len(rows) else {name: t[held] for name, t in chunk.params.items()}
+        kept, uploads = (stack(list(messages)) for messages in zip(*(replies[place] for place in held), strict=True))
+        places = [rows[place].place for place in held]
+        parts[number] = Part(places, params, parameters(kept), uploads, [work[place] for place in held])
+    return parts
 
 
-def _stacked(job: Job, net: Net, places: list[int], plans: list[list[Step]]) -> _Chunk:
+def _stacked(net: Net, rows: list[_Row], plans: list[list[Step]]) -> _Chunk:
     """Return the chunk before its first step."""
     lowering = Lowering.of(net)
-    kept = [{name: tensor[job.rows[place]] for name, tensor in job.kept.items()} for place in places]
-    down = tree_map(lambda tensor: tensor[places], job.down)
-    models = [job.method.start(net, mine, _message_row(down, row)) for row, mine in enumerate(kept)]
+    kept = [{name: tensor[row.job.rows[row.place]] for name, tensor in row.job.kept.items()} for row in rows]
+    downs = [_message_row(row.job.down, row.place) for row in rows]
+    models = [row.job.method.start(net, mine, down) for row, mine, down in zip(rows, kept, downs, strict=True)]
     params = {name: torch.stack([model[name].detach() for model in models]) for name in models[0]}
     if lowering:
         params = {name: lowering.allocate(name, tensor) for name, tensor in params.items()}
-    return _Chunk(job, net, lowering, [job.clients[place] for place in places], plans, params, kept, down)
+    rates = [row.job.training.optimizer.lr for row in rows]
+    lr = None if len(set(rates)) == 1 else torch.tensor(rates, dtype=net.dtype, device=net.device)
+    return _Chunk(net, lowering, rows, plans, params, kept, stack(downs), _numbers(net, rows), lr)
+
+
+def _numbers(net: Net, rows: list[_Row]) -> dict[str, Tensor]:
+    """Return the hyperparameters in which the rows' methods differ (clients,); all of them are numbers."""
+    names = [field.name for field in fields(rows[0].job.method)]  # type: ignore[arg-type]  # methods are dataclasses
+    values = {name: [getattr(row.job.method, name) for row in rows] for name in names}
+    return {
+        name: torch.tensor(numbers, dtype=net.dtype, device=net.device)
+        for name, numbers in values.items()
+        if any(number != numbers[0] for number in numbers)
+    }
 
 
 def _train_phase(
@@ -188,7 +243,7 @@ def _take_step(
 ) -> None:
     """Take one step of some rows after `taken` others, in place, and note the losses (clients,)."""
     job = chunk.job
-    batch = _padded(chunk, steps)
+    batch = _padded(chunk.rows[rows], steps)
     masks = [mask[:, : batch.y.shape[1]] for mask in masks]
     views = {name: tensor[rows] for name, tensor in chunk.params.items()}
     trained = {name: views[name].detach().requires_grad_() for name in updater.names}
@@ -197,17 +252,29 @@ def _take_step(
 
     answer = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else ()
 
-    def one(trained: Params, frozen: Params, batch: Batch, down: Message, masks: list[Tensor], answer: _Answer) -> Any:
+    def one(
+        trained: Params,
+        frozen: Params,
+        batch: Batch,
+        down: Message,
+        masks: list[Tensor],
+        answer: _Answer,
+        numbers: dict[str, Tensor],
+    ) -> Any:
+        method = replace(job.method, **numbers) if numbers else job.method  # type: ignore[type-var]
         params = {**frozen, **trained}
         net = chunk.net.training(masks)
         if answer:
             net = _answering(net, params, batch.x, answer)
-        goal = objective(job.method, net, params, batch, down)
+        goal = objective(method, net, params, batch, down)
         return goal.mean, goal.parts, {} if goal.seen is None else {"seen": goal.seen}
 
-    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, answer)
+    numbers = {name: tensor[rows] for name, tensor in chunk.numbers.items()}
+    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, answer, numbers)
     if trained:
         slopes = torch.autograd.grad(mean.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
+        if chunk.lr is not None:  # momentum of scaled slopes is scaled momentum
+            slopes = tuple(slope * chunk.lr[rows].view(-1, *(1 for _ in slope.shape[1:])) for slope in slopes)
         updater.update(dict(zip(trained, slopes, strict=True)), taken, rows)
     for name, values in {"loss": mean.detach(), **{f"loss/{n}": v for n, v in parts.items()}}.items():
         whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
@@ -224,21 +291,29 @@ def _answering(net: Net, params: Params, x: Tensor, answer: tuple[Tensor, Tensor
     return net.calling(lambda p, inputs: answer if p is params and inputs is x else net(p, inputs))
 
 
-def _padded(chunk: _Chunk, steps: list[Step]) -> Batch:
+def _padded(rows: list[_Row], steps: list[Step]) -> Batch:
     """Return the batches of one step (clients, batch, ...), padded with the first sample and marked so."""
-    data = chunk.job.data
+    data = rows[0].job.data
     index = nn.utils.rnn.pad_sequence([step.samples for step in steps], batch_first=True)
     sizes = [len(step.samples) for step in steps]
     valid = torch.ones(index.shape, dtype=data.x.dtype, device=data.x.device)
     if min(sizes) < max(sizes):
         places = torch.arange(max(sizes), device=data.x.device)
         valid = (places < torch.tensor(sizes, device=data.x.device)[:, None]).to(data.x.dtype)
-    return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
+    pools = {id(row.job.data): row.job.data for row in rows}
+    if len(pools) == 1:
+        return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
+    x, y = data.x.new_empty(*index.shape, *data.shape), torch.empty_like(index)
+    for pool in pools.values():
+        mine = [place for place, row in enumerate(rows) if row.job.data is pool]
+        x[mine] = batch_inputs(pool, index[mine], [steps[place].key for place in mine])
+        y[mine] = pool.y[index[mine]]
+    return Batch(x, y, valid)
 
 
 def _reply(chunk: _Chunk, row: int, memory: dict[str, Tensor]) -> tuple[Params, Message]:
     """Return what one client keeps and uploads."""
-    job, client = chunk.job, chunk.clients[row]
+    job, client = chunk.rows[row].job, chunk.rows[row].client
     params, down = _row(chunk.params, row), _message_row(chunk.down, row)
     with torch.no_grad():
         return job.method.reply(chunk.net, params, chunk.kept[row], down, lambda: whole_set(job.data, client), memory)

@@ -1,0 +1,83 @@
+"""Several federations of one kind in one stacked program: what fills a device that one of them leaves idle."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
+from typing import TypeVar, final
+
+from fedbench.engines import Engine, Job, Part
+from fedbench.engines.choice import Chosen
+from fedbench.engines.vectorised import Vectorised
+
+T = TypeVar("T")
+
+
+@final
+class Together(Engine):
+    """Waits until every federation has a job, and trains the clients of all of them at once.
+
+    The federations run in lockstep, each in a thread of its own.  They must have the same models and settings, but for
+    seeds, samples, the numbers of the method, and the learning rate of SGD without weight decay.
+    """
+
+    def __init__(self, chosen: Chosen, federations: int) -> None:
+        self._chosen, self._left = chosen, federations
+        self._turn = Condition()
+        self._jobs: list[Job] = []
+        self._done: dict[int, list[Part] | BaseException] = {}
+
+    def train(self, job: Job) -> Iterator[Part]:
+        """Yield the job's clients after all jobs of the round are computed; raises what computing them raised."""
+        with self._turn:
+            self._jobs.append(job)
+            self._compute_if_all_are_here()
+            self._turn.wait_for(lambda: id(job) in self._done)
+            parts = self._done.pop(id(job))
+        if isinstance(parts, BaseException):
+            raise parts
+        yield from parts
+
+    def leave(self) -> None:
+        """Say that one federation has no more jobs."""
+        with self._turn:
+            self._left -= 1
+            self._compute_if_all_are_here()
+
+    def _compute_if_all_are_here(self) -> None:
+        if not self._jobs or len(self._jobs) < self._left:
+            return
+        jobs, self._jobs = self._jobs, []
+        results: dict[int, list[Part] | BaseException] = {id(job): [] for job in jobs}
+        try:
+            for number, part in self._parts(jobs):
+                gathered = results[id(jobs[number])]
+                assert isinstance(gathered, list)
+                gathered.append(part)
+        except Exception as error:  # every federation of the round ends with it
+            results = dict.fromkeys(results, error)
+        self._done |= results
+        self._turn.notify_all()
+
+    def _parts(self, jobs: list[Job]) -> Iterator[tuple[int, Part]]:
+        """Yield the parts of all jobs with the jobs' numbers."""
+        engine = self._chosen.choose(jobs[0])
+        if isinstance(engine, Vectorised):
+            for parts in engine.train_together(jobs):
+                yield from parts.items()
+        else:
+            for number, job in enumerate(jobs):
+                yield from ((number, part) for part in engine.train(job))
+
+
+def play_together(plays: Sequence[Callable[[Engine], T]], chosen: Chosen) -> list[T]:
+    """Return what each call gives, all in threads that share one `Together`."""
+    together = Together(chosen, len(plays))
+
+    def play(one: Callable[[Engine], T]) -> T:
+        try:
+            return one(together)
+        finally:
+            together.leave()
+
+    with ThreadPoolExecutor(len(plays)) as pool:
+        return list(pool.map(play, plays))
