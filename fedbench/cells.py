@@ -42,8 +42,8 @@ class Cell:
     - `recipe`: plain JSON values, all that the numbers depend on: protocol, dataset {name, options, content},
       partition {name, options, seed, and content if read from a file}, models [{name, options, and the same}] (several:
       contiguous blocks of clients), training, method {name, options, revision}, seed, and the suite's `keep` if it
-      has one.  A plugin in a file is named Class@<sha256 of the file>.  Where hyperparameters are to be chosen first, also tuning: a suite's `tune`, with
-      `params` resolved to the `space` (see `fedbench.space`).
+      has one.  A plugin in a file is named Class@<sha256 of the file>.  Where hyperparameters are to be chosen first,
+      also tuning: a suite's `tune`, with `params` resolved to the `space` (see `fedbench.space`).
     - `specs`: such a name -> how the suite wrote it; not hashed.
     """
 
@@ -258,7 +258,7 @@ def trial(cell: Cell, number: int, values: space.Values) -> Cell:
 def kind(cell: Cell) -> str | None:
     """Return what two cells must have in common to be computed together, or None for a cell that must be alone.
 
-    That is everything but seeds, the method's numbers with a fraction, and the learning rate where it only scales steps.
+    That is all but seeds, the method's numbers with a fraction, and the learning rate where it only scales steps.
     """
     recipe = copy.deepcopy(dict(cell.recipe))
     if len(recipe["models"]) > 1 or cell.tuned:

@@ -27,7 +27,7 @@ _DEFAULT = "test/accuracy"
 
 
 def stored(root: Path) -> Results:
-    """Return all that the store in a folder has: finished cells, and failed ones.
+    """Return all that the store in a folder has: finished cells, and failed ones, but no trials of tuning.
 
     InputError if there is no store, one of another version, or a damaged one.
     """
@@ -41,7 +41,7 @@ def stored(root: Path) -> Results:
     ]
     done = {result.cell.key for result in found}
     found += [Result(one.cell, "error", one.line) for one in store.errors() if one.cell.key not in done]
-    return Results(tuple(found))
+    return Results(tuple(result for result in found if "trial" not in result.cell.recipe))
 
 
 @dataclass(frozen=True)

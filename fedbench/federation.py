@@ -148,8 +148,8 @@ def run(
     """Train a method on a partition of a data set.
 
     Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
-    called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers: embeddings come with
-    their silhouettes, in the last round.  Raises `InputError` if method, models and data do not fit together.
+    called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers: embeddings come
+    with their silhouettes, in the last round.  Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = _setup(method, models, data, training, seed)

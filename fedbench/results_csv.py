@@ -12,7 +12,7 @@
   "evaluation/") and of work ("work/"), where a round without a line has the sums of the round before.
 - "size/<split>" are samples of each client, "time/<name>" seconds, "rounds" counts those that came to their end.
 - `text` is JSON, of the lines without a number: "suite", "reference", "partition/<key>" (its card), "source/<content>"
-  (of a data set), and "cell": recipe, status, provenance.
+  (of a data set), "study/<key>" (trials of tuning), and "cell": recipe, status, provenance.
 """
 
 import csv
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench import config
+from fedbench import config, studies
 from fedbench.cells import Cell
 from fedbench.config import Suite
 from fedbench.data import About
@@ -57,6 +57,7 @@ def dumps(results: Results, suite: Suite, reference: Reference | None = None) ->
         writer.writerow(_about("reference", reference.plain()))
     writer.writerows(_about(f"partition/{key}", card) for key, card in results.cards.items())
     writer.writerows(_about(f"source/{content}", asdict(about)) for content, about in results.sources.items())
+    writer.writerows(_about(f"study/{key}", studies.to_plain(study)) for key, study in results.studies.items())
     figure = suite.figure.y if suite.figure else []
     wanted = list(dict.fromkeys([suite.metric, *suite.further_metrics, *figure]))
     for result in results.cells:
@@ -200,7 +201,7 @@ def _read(path: Path, lines: Sequence[Sequence[str]]) -> tuple[Results, Suite, R
     suite: Suite | None = None
     reference: Reference | None = None
     found: dict[tuple[str, str], _Found] = {}
-    cards, sources = {}, {}
+    cards, sources, tuned = {}, {}, {}
     for place, line in enumerate(lines[2:], 3):
         try:
             key, label, metric, number, client, value, text = line
@@ -222,12 +223,14 @@ def _read(path: Path, lines: Sequence[Sequence[str]]) -> tuple[Results, Suite, R
                 cards[name] = json.loads(text)
             elif kind == "source":
                 sources[name] = About(**json.loads(text))
+            elif kind == "study":
+                tuned[name] = studies.from_plain(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InputError(f"{path}: row {place} is not as fedbench wrote it: {one_line(error)}") from None
     if suite is None or not found:
         raise InputError(f"{path}: has no {'suite' if suite is None else 'cells'}; it is not whole")
     try:
-        results = Results(tuple(one.result() for one in found.values()), cards, sources)
+        results = Results(tuple(one.result() for one in found.values()), cards, sources, tuned)
     except (KeyError, IndexError) as error:
         raise InputError(f"{path}: is not whole: {one_line(error)}") from None
     return results, suite, reference

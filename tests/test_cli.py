@@ -343,7 +343,7 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_runs(fedbench: Run, 
         mixed=[{"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [9]}],
         methods={"local": {}, "fedavg": {"models": "mixed"}},
     )
-    code, out, err = fedbench(*arguments(tiny))
+    code, _, err = fedbench(*arguments(tiny))
     assert (code, err.count("\n")) == (2, 1)
     assert "fedavg on arrays: FedAvg cannot mix these architectures: 'body.1.bias' is (8,) in model 0" in err
     assert "methods that can: fedproto, local" in err

@@ -228,3 +228,19 @@ def test_a_published_report_is_written_again_by_one_command(fedbench: Callable[.
     code, _, err = fedbench("report", "published/results.csv", "--only", "seed=0")
     assert (code, err.count("\n")) == (2, 1)
     assert "a results.csv is reported whole" in err
+
+
+def test_what_tuning_came_to_is_in_the_file_too(fedbench: Callable[..., Any], tiny: Tiny) -> None:
+    tiny.change(methods={"local": {}, "fedavg": {}}, training={"rounds": 2, "batch_size": 8}, tune={"trials": 2})
+    assert fedbench("run", str(tiny.file), "--workers", "1", "--tracking-uri", "none")[0] == 0
+    formats = ("--format", "html,md,latex,csv")
+    code, out, err = fedbench("report", str(tiny.file), *formats, "--to", "published")
+    assert (code, err) == (0, "")
+    before = {path.name: path.read_bytes() for path in Path("published").iterdir()}
+    assert b"study/" in before["results.csv"]
+    assert fedbench("report", "published/results.csv", *formats) == (0, out, "")
+    assert {path.name: path.read_bytes() for path in Path("published").iterdir()} == before
+    code, out, err = fedbench("compare", "runs/tiny", "published/results.csv")
+    assert (code, err) == (0, "")
+    assert "2 cells in both, 0 only in A, 0 only in B" in out  # trials are none
+    assert "expected: 2 have them" in out
