@@ -65,7 +65,7 @@ class Cell:
     @cached_property
     def study_key(self) -> str:
         """The same of what the choice depends on: not the seed of the run, nor how many trials are taken."""
-        recipe = {name: value for name, value in self.recipe.items() if name != "seed"}
+        recipe = {name: value for name, value in self.recipe.items() if name not in ("seed", "keep")}
         return _hash({**recipe, "tuning": {name: v for name, v in recipe["tuning"].items() if name != "trials"}})
 
     @cached_property
@@ -252,6 +252,7 @@ def trial(cell: Cell, number: int, values: space.Values) -> Cell:
         "trial": {"study": cell.study_key, "trial": number, "objective": tuning["objective"]},
         "seed": tuning["seed"],
     }
+    recipe.pop("keep", None)  # it is of test samples
     return replace(cell, recipe=recipe)
 
 

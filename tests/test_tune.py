@@ -21,10 +21,15 @@ from optuna.trial import TrialState
 from fedbench import cells, cli, config, federation, space, studies, tune
 from fedbench.cells import draw_partition, expand, fingerprints
 from fedbench.errors import InputError
-from fedbench.executors import Executor, Job, Judge, OnRound, Results, Setting, inline, load_arrays, mild, processes
+from fedbench.executors import Executor, Job, Judge, OnRound, Setting, inline, load_arrays, mild, processes
+from fedbench.executors import Results as Stream
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedrep import FedRep
 from fedbench.options import resolve
+from fedbench.report import compare
+from fedbench.report.figures import figures
+from fedbench.report.plots import Lines
+from fedbench.results import Result, Results
 from fedbench.settings import Training
 from fedbench.space import Tune
 from fedbench.store import CellError, Store
@@ -56,7 +61,7 @@ def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return call
 
 
-def backwards(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
+def backwards(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Stream:
     """Run the jobs one after the other, the last one first."""
     assert isinstance(jobs, deque)
     while jobs:
@@ -483,6 +488,15 @@ def test_a_run_tunes_first_and_then_trains_with_the_values(fedbench: Run, tunabl
     assert re.search(r"\| fedavg +\| +6 +\| +0 +\| +0 +\|", page)
     assert "20 % of each client's training samples" in page
     assert "lam=tuned" in page
+    html = (tunable.out / "tiny" / "report.html").read_text()
+    assert '<section id="tuning">' in html
+    assert "Best validation/accuracy so far" in html
+    # The same can be written again from a file of results.
+    assert fedbench("report", str(tunable.file), "--format", "md,csv", "--to", "once")[0] == 0
+    assert fedbench("report", "once/results.csv", "--format", "md", "--to", "twice")[0] == 0
+    once, twice = (Path(folder, "report.md").read_text() for folder in ("once", "twice"))
+    assert once == twice
+    assert once == page
 
     from mlflow import MlflowClient
 
@@ -603,3 +617,30 @@ def test_a_suite_may_tune_one_experiment_only(tunable: Tiny) -> None:
     suite = config.tuned(config.load(tunable.file), 7)
     made = expand(suite, fingerprints(suite.base, tunable.data))
     assert [cell.recipe["tuning"]["trials"] for cell in made if cell.tuned] == [7, 7]
+
+
+def test_the_report_shows_what_was_tried_and_what_it_took(tunable: Tiny) -> None:
+    tunable.change(methods={"fedproto": {}}, tune={"trials": 6, "params": {"distance": ["mse", "l2"]}})
+    (cell,) = tunable.cells()
+    entries = [("completed", 0.5), ("failed", None), ("completed", 0.75), ("pruned", 0.9), ("completed", 0.7)]
+    own = {"training.optimizer.lr": 0.01, "method.lam": 1.0, "method.distance": "mse"}
+    trials = tuple(
+        Trial({**own, "method.lam": 1.0 + number}, state, value, "", (), 10.0, 1.25, 2000.0, "")  # type: ignore[arg-type]
+        for number, (state, value) in enumerate(entries)
+    )
+    study = Study("validation/accuracy", True, cell.recipe["tuning"]["space"], own, trials)
+    results = Results((Result(cell, "missing"),), studies={cell.study_key: study})
+    comparison = compare(results, config.load(tunable.file))
+    values, spent, curve = comparison.tuning
+    assert values.rows == (
+        ("fedproto", "optimizer.lr", "0.001 to 1, log", "0.01", "0.01"),
+        ("fedproto", "lam", "0.01 to 10, log", "1", "3"),
+        ("fedproto", "distance", "mse, l2", "mse", "mse"),
+    )
+    assert spent.head[1:4] == ("trials", "pruned", "failed")
+    assert spent.rows == (("fedproto", "5 of 6", "1", "1", "75.00", "50.00", "2", "50", "10.00", "6.2"),)
+    assert curve.rows == (("fedproto", "0: 50.00, 2: 75.00"),)
+    (figure,) = figures(results, config.load(tunable.file))
+    assert isinstance(figure.plot, Lines)
+    assert (figure.name, figure.plot.lines[0].x) == ("tuning", (0, 1, 2, 3, 4))
+    assert figure.plot.lines[0].y == (50, 50, 75, 75, 75)

@@ -18,6 +18,7 @@ from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Ranks, Strip, compact
 from fedbench.report.standing import over_data_sets
 from fedbench.report.table import CONTROL
+from fedbench.report.tuning import Choice, choices
 from fedbench.results import Numbers, Results, higher_is_better
 from fedbench.stats import Ranking
 
@@ -38,6 +39,10 @@ def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
     for title, group in grouped(members, lambda member: _setting(layout, member)).items():
         setting = _Setting(title, group, looks, suite.metric, results.cards)
         found += setting.figures()
+    found += [
+        _tuning(place, group, looks)
+        for place, group in grouped(choices(members, layout, results.studies), lambda choice: choice.place).items()
+    ]
     ranking = over_data_sets(members, layout, higher_is_better(suite.metric))
     return (*found, *([_ranks(ranking)] if ranking else []))
 
@@ -132,6 +137,27 @@ def _ranks(ranking: Ranking) -> Figure:
         f"less than {apart}.",
         f"Mean ranks over {ranking.data_sets} data sets: {said}; critical difference {apart}.",
         Ranks(tuple(zip(ranking.labels, ranking.ranks, strict=True)), ranking.groups),
+    )
+
+
+def _tuning(place: str, found: Sequence[Choice], looks: Mapping[str, int]) -> Figure:
+    metric = found[0].study.objective
+    lines = []
+    for choice in found:
+        steps = dict(choice.so_far)
+        after = range(min(steps), len(choice.study.trials)) if steps else range(0)
+        best = [max(number for number in steps if number <= trial) for trial in after]
+        y = _scaled([steps[number] for number in best], metric)
+        lines.append(Line(choice.label, looks[choice.label], _floats(after), _floats(y)))
+    said = _all({choice.label: choice.so_far[-1][1] for choice in found if choice.so_far}, metric)
+    return Figure(
+        "-".join(part for part in (_slug(place), "tuning") if part),
+        "Tuning",
+        f"Best {metric} so far" + (f" ({place})" if place else ""),
+        f"The best {metric}, mean over clients in the last round, of the trials up to each number. A curve that still "
+        f"rises at the end says that more trials may find better values. In the end: {said}.",
+        f"Best {metric} by number of trials. In the end: {said}.",
+        Lines("trial", _axis(metric), tuple(lines), dots=True),
     )
 
 

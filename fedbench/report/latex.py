@@ -76,7 +76,7 @@ def render(comparison: Comparison) -> str:
     """Return a whole document with all tables, how to read them, the notes, and the provenance."""
     parts = [_HEAD + rf"\section*{{{escape(comparison.title)}}}"]
     parts += [escape(comparison.description)] if comparison.description.strip() else []
-    parts += [table(one, comparison.title) for one in comparison.tables]
+    parts += [table(one, comparison.title) for one in (*comparison.tables, *comparison.tuning)]
     parts += [r"\subsection*{How to read this}", _items(comparison.reading)]
     if comparison.notes:
         parts += [r"\subsection*{Notes}", _items(comparison.notes)]
