@@ -153,3 +153,16 @@ def test_the_file_beside_the_suites_is_part_of_the_package() -> None:
     lines = Path(__file__).parent.parent.joinpath("pyproject.toml").read_text().splitlines()
     (data,) = (line for line in lines if line.startswith("fedbench = [") and "suites" in line)
     assert '"suites/*.csv"' in data
+
+
+def test_the_tuned_table_is_the_table_with_values_to_choose() -> None:
+    spaces: dict[str, set[str]] = {}
+    for one, other in zip(cells("table1-tuned"), cells("table1"), strict=True):
+        recipe = dict(one.recipe)
+        tuning = recipe.pop("tuning")
+        assert (one.label, recipe) == (other.label, other.recipe)
+        assert tuning["trials"] == 20
+        spaces.setdefault(one.label, set()).update(tuning["space"])
+    rate = "training.optimizer.lr"
+    own = {"fedproto": {"method.lam"}, "fedproto-mh": {"method.lam"}, "fedprox": {"method.mu"}}
+    assert spaces == {label: {rate} | own.get(label, set()) for label in spaces}
