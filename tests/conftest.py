@@ -1,5 +1,6 @@
 """A complete little suite on disk, which runs in about a second."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import yaml
 
 from fedbench.cells import Cell, expand, fingerprints
 from fedbench.config import load
+
+# What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TROUBLE = '''
 import os, time
