@@ -101,7 +101,7 @@ def run(
     plan = _plan(suite, only, sets, seeds, out, data)
     if dry_run:
         _describe(plan)
-        print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run")
+        print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run{_and_trials(plan)}")
         return
     executors.check_device(device)
     with _locked(plan):
@@ -481,7 +481,7 @@ def _tune(
     if not todo:
         return tracker
     with tune.searches(todo, plan.store, storage or tune.default_storage(plan.store)) as found:
-        jobs = _jobs(plan, [search.probe for search in found], setting)
+        jobs = _jobs(plan, [tune.probe(cell) for cell in todo], setting)
         partitions = {job.cell.partition_key: job.partition for job in jobs}
         print(f"tuning: {sum(search.left for search in found)} trials to run for {len(found)} choices", flush=True)
         with _progress([]) as progress:
@@ -540,6 +540,13 @@ def _report_tuning(plan: _Plan) -> None:
     file = plan.store.root / "tuning.md"
     file.write_text(report.markdown.render_tuning(comparison), encoding="utf-8")
     print(f"written to {file}")
+
+
+def _and_trials(plan: _Plan) -> str:
+    from fedbench import tune
+
+    trials = sum(tune.wanting(cell, plan.store) for cell in tune.unfinished(plan.cells, plan.store))
+    return f", and {trials} trials before them" if trials else ""
 
 
 def _trials(plan: _Plan) -> "list[Cell]":
@@ -662,7 +669,7 @@ def _has_data(cell: "Cell") -> bool:
 
 def _estimate(plan: _Plan, device: str, calibrate: bool) -> None:
     """Print the parameters of the models, and what the cells take in steps and in time."""
-    from fedbench import executors
+    from fedbench import executors, tune
     from fedbench.estimate import Estimate, estimate, in_words
 
     executors.check_device(device)
@@ -678,8 +685,14 @@ def _estimate(plan: _Plan, device: str, calibrate: bool) -> None:
     todo = {cell.key for cell in _chosen(plan, "missing")}
     if not groups:
         return
+    at_once = executors.usable_cores() if device == "cpu" else 1
     left = [found for group in groups.values() for found in group if found.cell.key in todo]
-    print(f"to run: {in_words(left, executors.usable_cores() if device == 'cpu' else 1)}")
+    print(f"to run: {in_words(left, at_once)}")
+    tuned = [cell for cell in tune.unfinished(cells, plan.store) if _has_data(cell)]
+    probes = estimate(map(tune.probe, tuned), setting, calibrate)
+    trials = [found for cell, found in zip(tuned, probes, strict=True) for _ in range(tune.wanting(cell, plan.store))]
+    if trials:
+        print(f"before that, trials of tuning: {in_words(trials, at_once)}")
 
 
 def _show_cell(out: Path, beginning: str) -> bool:

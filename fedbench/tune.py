@@ -50,7 +50,18 @@ def unfinished(found: Sequence[Cell], store: Store) -> list[Cell]:
         before = most.get(cell.study_key)
         if before is None or _wanted(cell) > _wanted(before):
             most[cell.study_key] = cell
-    return [cell for cell in most.values() if _done(store.study(cell)) < _wanted(cell)]
+    return [cell for cell in most.values() if wanting(cell, store)]
+
+
+def wanting(cell: Cell, store: Store) -> int:
+    """Return how many trials a tuned cell's study lacks, as far as the store knows."""
+    study = store.study(cell)
+    return max(0, _wanted(cell) - (len(study.trials) if study else 0))
+
+
+def probe(cell: Cell) -> Cell:
+    """Return a trial of the suite's own values: what can be checked and estimated before any is run."""
+    return cells.trial(cell, 0, _own(cell))
 
 
 def chosen(cell: Cell, study: Study | None) -> dict[str, Any]:
@@ -137,7 +148,7 @@ class Search:
         self._store = store
         self._url = url
         self._distributions = {place: _distribution(entry) for place, entry in self._how["space"].items()}
-        self._own = {place: space.at(cell.recipe, place) for place in self._how["space"]}
+        self._own = _own(cell)
         self._batch: dict[str, tuple[Cell, space.Values]] = {}
         self._finished: dict[str, Trial] = {}
         self._reports: dict[str, dict[int, float]] = {}
@@ -147,11 +158,6 @@ class Search:
     def objective(self) -> str:
         """The metric whose mean over clients in the last round is what counts."""
         return str(self._how["objective"])
-
-    @property
-    def probe(self) -> Cell:
-        """A trial of the suite's own values: what there is to check before any is run."""
-        return cells.trial(self.cell, 0, self._own)
 
     @property
     def left(self) -> int:
@@ -253,8 +259,8 @@ def _wanted(cell: Cell) -> int:
     return int(cell.recipe["tuning"]["trials"])
 
 
-def _done(study: Study | None) -> int:
-    return len(study.trials) if study else 0
+def _own(cell: Cell) -> dict[str, Any]:
+    return {place: space.at(cell.recipe, place) for place in cell.recipe["tuning"]["space"]}
 
 
 def _trial(result: Record | CellError, values: space.Values, objective: str) -> Trial:

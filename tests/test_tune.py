@@ -85,10 +85,8 @@ def search(
     planned = expand(suite, fingerprints(suite.base, data))
     ran = 0
     with tune.searches(tune.unfinished(planned, store), store, url or tune.default_storage(store)) as found:
-        partitions = {
-            one.probe.partition_key: draw_partition(one.probe, load_arrays(one.probe, setting), suite.base)
-            for one in found
-        }
+        probes = [tune.probe(one.cell) for one in found]
+        partitions = {one.partition_key: draw_partition(one, load_arrays(one, setting), suite.base) for one in probes}
         results = tune.run(found, partitions, execute, setting, lambda cell, done, total: None)
         while ran != most and (result := next(results, None)):
             ran += 1
@@ -462,6 +460,10 @@ def test_a_row_that_always_fails_is_tried_as_often_as_the_others_and_no_more(fed
 
 def test_a_run_tunes_first_and_then_trains_with_the_values(fedbench: Run, tunable: Tiny) -> None:
     tunable.change(seeds=[0, 1], tune={"trials": 6})
+    assert "4 of 4 cells would run, and 12 trials before them" in fedbench("run", str(tunable.file), "--dry-run")[1]
+    shown = fedbench("show", str(tunable.file), "--no-calibrate")[1]
+    # Rounds, clients, batches of 23 samples; and of 18 to 19 where a fifth is for validation.
+    assert "to run: 4 cells, 96 client-steps\nbefore that, trials of tuning: 12 cells, 288 client-steps\n" in shown
     code, out, err = fedbench("run", str(tunable.file), "--workers", "1")
     assert (code, err) == (0, "")
     assert "tuning: 12 trials to run for 2 choices" in out
