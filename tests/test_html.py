@@ -18,7 +18,8 @@ from test_report import PUBLISHED, cell, diverged
 
 from fedbench.config import Suite
 from fedbench.data import About
-from fedbench.report import compare, figures, html
+from fedbench.errors import InputError
+from fedbench.report import compare, figures, html, read_formats, write
 from fedbench.report.table import Comparison
 from fedbench.results import Result, Results
 
@@ -104,7 +105,7 @@ def test_the_same_results_give_the_same_page() -> None:
 
 def test_everything_that_the_comparison_says_is_on_the_page(outline: Outline) -> None:
     text = " ".join(" ".join(outline.text).split())
-    tables = (*COMPARISON.tables, COMPARISON.rows, COMPARISON.partitions)
+    tables = (*COMPARISON.tables, *COMPARISON.tuning, COMPARISON.rows, COMPARISON.partitions)
     said = [COMPARISON.title, "Second one", *COMPARISON.reading, *COMPARISON.notes]
     said += [part for pair in COMPARISON.provenance for part in pair]
     said += [part for table in tables for line in (table.head, *table.rows) for part in line]
@@ -169,6 +170,27 @@ def test_a_page_without_figures_and_numbers_is_one_too() -> None:
     page = html.render(compare(found, Suite(name="study")))
     assert "0 of 1 cells finished" in page
     assert "<svg" not in page
+
+
+def test_every_format_has_its_files_which_are_the_same_each_time(tmp_path: Path) -> None:
+    found = results()
+    at = "digits", 3
+    digits = tuple(one for one in found.cells if (one.cell.facts()["dataset"], one.cell.facts()["n"]) == at)
+    few = Results(digits, found.cards, found.sources)
+    suite = Suite(name="study")
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        formats = read_formats("html, md,latex,csv,md", "--format")
+        paths = [*write(few, suite, compare(few, suite), folder, formats, save_figures=True)]
+        names = ["report.html", "report.md", "report.tex", "tables.tex", "results.csv", "summary.csv", "figures"]
+        assert [path.name for path in paths] == names
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        written.append({path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    drawn = figures.figures(few, suite)
+    assert {f"figures/{figure.name}.{kind}" for figure in drawn for kind in ("svg", "pdf")} <= written[0].keys()
+    with pytest.raises(InputError, match=r"^--format htlm: unknown format 'htlm'; did you mean 'html'"):
+        read_formats("htlm", "--format")
 
 
 # --- in a browser

@@ -61,7 +61,7 @@ def test_the_document_has_all_that_the_comparison_says() -> None:
     comparison = nasty()
     document = latex.render(comparison)
     assert document.startswith(r"\documentclass")
-    assert document.count(r"\begin{table}") == len(comparison.tables) + 1
+    assert document.count(r"\begin{table}") == len(comparison.tables) + len(comparison.tuning) + 1
     for sentence in (*comparison.reading, *comparison.notes, *(text for _, text in comparison.provenance)):
         assert latex.escape(sentence) in document
     assert document.count(r"\end{document}") == 1
