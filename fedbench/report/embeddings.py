@@ -18,6 +18,7 @@ def scatter(kept: Mapping[str, NDArray[np.generic]]) -> Scatter:
     """
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ImportError:
         raise InputError(
             "the figure of embeddings needs scikit-learn: pip install 'fedbench-suite[figures]', or --format md"
@@ -27,7 +28,8 @@ def scatter(kept: Mapping[str, NDArray[np.generic]]) -> Scatter:
     points = np.concatenate([samples, *(kept[name] for name in tables)]).astype(np.float32)
     perplexity = min(30.0, (len(points) - 1) / 3)
     model = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=0)
-    placed = np.asarray(model.fit_transform(points), np.float64)
+    with threadpool_limits(1):  # sums in the same order on every machine, and no threads that wait for each other
+        placed = np.asarray(model.fit_transform(points), np.float64)
     labels = np.concatenate([kept["labels"], *(kept[f"{name}/labels"] for name in tables)]).astype(np.int64)
     large = np.arange(len(points)) >= len(samples)
     return Scatter(_groups(placed, labels, ~large), _groups(placed, labels, large))
