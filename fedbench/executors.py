@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedbench import __version__, cells, data
+from fedbench import __version__, cells, data, memory
 from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.options import one_line
@@ -99,6 +99,7 @@ def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judg
     """Run the jobs one after the other in this process."""
     import torch
 
+    memory.keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
@@ -116,6 +117,7 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
     from fedbench.engines.choice import Chosen
     from fedbench.engines.together import play_together
 
+    memory.keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(setting.threads)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
@@ -245,6 +247,7 @@ def _work(pipe: "Connection[Any, Any]", setting: Setting) -> None:
         pipe.send(_Question(number, value))
         return bool(pipe.recv())
 
+    memory.keep_freed()
     torch.set_num_threads(setting.threads)
     with suppress(EOFError, BrokenPipeError):  # the driver is done with us, or dead
         while True:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbench import plugins
+from fedbench import memory, plugins
 from fedbench.averaging import Averaging
 from fedbench.engines import Engine, Job, Part, choice
 from fedbench.engines.choice import EngineName
@@ -394,5 +394,5 @@ def test_chunks_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trial(with_adam) == needed + parameters
     assert trial(replace(job, training=replace(job.training, batch_size=8))) > needed
     for room, sizes in ((10**12, [5]), (2 * needed, [2, 2, 1]), (needed // 2, [1] * 5)):
-        monkeypatch.setattr(choice, "_share_of_memory", lambda device, room=room: room)
+        monkeypatch.setattr(memory, "share", lambda device, room=room: room)
         assert [len(part.places) for part in choice.engine("vectorised", CPU).train(job)] == sizes

@@ -1,12 +1,12 @@
 """Which engine a cell gets: the one asked for, or the one that was measured to be faster."""
 
 import logging
-import os
 from collections.abc import Iterator
 from typing import Literal, final
 
 import torch
 
+from fedbench import memory
 from fedbench.engines import Engine, Job, Part
 from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
@@ -62,15 +62,5 @@ class Chosen(Engine):
         except Exception as error:  # vmap, and what it runs, raise all kinds
             _log.info("clients are trained one after the other: %s", " ".join(str(error).split()))
             return Loop()
-        chunk = max(1, min(_MOST.get(self._device.type, 20), _share_of_memory(self._device) // needed))
+        chunk = max(1, min(_MOST.get(self._device.type, 20), memory.share(self._device) // needed))
         return Vectorised(chunk, self._threads)
-
-
-def _share_of_memory(device: torch.device) -> int:
-    """Return the bytes that a chunk may take: half of a GPU, or half of one core's share of the machine.
-
-    Of all memory, not of what is free, so that it is the same every time.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory // 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * (os.cpu_count() or 1))
