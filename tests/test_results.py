@@ -14,7 +14,7 @@ from fedbench.results import Costs, Result, Results, Summary, collect, costs, hi
 from fedbench.store import CellError, Record, Store
 
 if TYPE_CHECKING:
-    from tests.conftest import Tiny
+    from conftest import Tiny
 
 nan = math.nan
 
