@@ -483,10 +483,10 @@ def _tune(
     with tune.searches(todo, plan.store, storage or tune.default_storage(plan.store)) as found:
         jobs = _jobs(plan, [tune.probe(cell) for cell in todo], setting)
         partitions = {job.cell.partition_key: job.partition for job in jobs}
-        print(f"tuning: {sum(search.left for search in found)} trials to run for {len(found)} choices", flush=True)
+        print(f"tuning: {sum(search.to_run for search in found)} trials to run for {len(found)} choices", flush=True)
         with _progress([]) as progress:
             for search in found:
-                progress.expect(search.left, search.cell.recipe["training"]["rounds"])
+                progress.expect(search.to_run, search.cell.recipe["training"]["rounds"])
             with closing(tune.run(found, partitions, _execute(setting), setting, progress.on_round)) as results:
                 return _drive(plan, results, progress, tracker)[1]
 

@@ -22,7 +22,7 @@ Values = Mapping[str, Any]
 """Place of a setting -> its value."""
 
 _RATE = "training.optimizer.lr"
-_RATES = {"sgd": (1e-3, 1.0), "adam": (1e-4, 1e-1)}
+_RATES = {"sgd": (1e-3, 0.3), "adam": (1e-4, 0.1)}
 _POINTS = 5  # of a range on a grid
 
 

@@ -160,13 +160,14 @@ class Search:
         return str(self._how["objective"])
 
     @property
-    def left(self) -> int:
-        """How many trials are not in the study yet."""
-        return max(0, _wanted(self.cell) - len(self._history()))
+    def to_run(self) -> int:
+        """How many trials neither the study nor the store has."""
+        self._draw()
+        return self._left() - sum(self._store.has(trial) for trial, _ in self._batch.values())
 
     def next(self) -> list[Cell]:
         """Return the trials to run now, none if there are enough; those that the store has count at once."""
-        while self.left:
+        while self._left():
             self._draw()
             missing = [trial for trial, _ in self._batch.values() if not self._store.has(trial)]
             if missing:
@@ -212,7 +213,7 @@ class Search:
         size = self._how["batch"]
         first = len(history) // size * size
         memory = optuna.create_study(direction=self._study.direction)
-        memory.add_trials(history[:first])
+        memory.add_trials(map(_learned, history[:first]))
         self._before = memory
         # A shorter study may have ended within this batch; its trials were chosen without knowing each other's values.
         for trial in history[first:]:
@@ -248,6 +249,9 @@ class Search:
         trials = tuple(_thawed(trial) for trial in self._history())
         maximise = higher_is_better(self.objective)
         self._store.put_study(self.cell, Study(self.objective, maximise, self._how["space"], self._own, trials))
+
+    def _left(self) -> int:
+        return max(0, _wanted(self.cell) - len(self._history()))
 
     def _history(self) -> "list[FrozenTrial]":
         """Return the study's trials in their order."""
@@ -307,6 +311,15 @@ def _frozen(trial: Trial, distributions: "dict[str, BaseDistribution]") -> "Froz
         intermediate_values=dict(trial.curve),
         user_attrs={name: getattr(trial, name) for name in _SPENT},
     )
+
+
+def _learned(trial: "FrozenTrial") -> "FrozenTrial":
+    """Return a trial as the sampler sees it: one that failed as worse than all others, or it would be tried again."""
+    from optuna.trial import TrialState, create_trial
+
+    if trial.state != TrialState.FAIL:
+        return trial
+    return create_trial(state=TrialState.PRUNED, params=trial.params, distributions=trial.distributions)
 
 
 def _thawed(trial: "FrozenTrial") -> Trial:

@@ -151,10 +151,10 @@ def reading(found: Sequence[Choice]) -> list[str]:
     shares = ", ".join(dict.fromkeys(f"{100 * choice.how['validation']:g} %" for choice in found))
     samplers = ", ".join(dict.fromkeys(f"{choice.how['sampler']} (seed {choice.how['seed']})" for choice in found))
     return [
-        "Tuning: the values that a row was run with are those of the trial with the best objective (mean over clients "
-        f"in the last round) on validation samples: those of the partition, or where it sets none aside {shares} of "
-        "each client's training samples, on which only the trials do not train. No trial had test samples. Trials are "
-        "numbered from 0, and number 0 tried the suite's own values if they are among those searched.",
+        "Tuning: a row ran with the values of the trial whose objective, mean over clients in the last round, was best "
+        f"on validation samples. Where the partition sets none aside, these are {shares} of each client's training "
+        "samples, cut off for the trials alone: the cells of the results train on all of them. No trial had test "
+        "samples. Trials are numbered from 0; number 0 tried the suite's own values, if they are among those searched.",
         f"Tuning: every row has the same number of trials, chosen by {samplers} in batches that do not depend on how "
         "many ran at a time, so that they come out the same again. A pruned trial was given up between rounds, a "
         "failed one diverged or ended in an error; client-steps, uploads and seconds are of all trials together, and "
