@@ -1,5 +1,6 @@
 """A complete little suite on disk, which runs in about a second."""
 
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from fedbench.config import load
 
 # What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Problems this small gain nothing from threads, which wait for each other on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TROUBLE = '''
 import os, time

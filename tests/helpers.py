@@ -15,8 +15,6 @@ from fedbench.method import Message, Method, tree_map
 from fedbench.models.mlp import Mlp
 from fedbench.net import ModelFactory, Params
 
-torch.set_num_threads(1)  # problems this small gain nothing from threads, which wait for each other on a busy machine
-
 small_mlp: ModelFactory = partial(Mlp, hidden=(6,), dropout=0.3)
 plain_mlp: ModelFactory = partial(Mlp, hidden=(6,))
 
