@@ -264,6 +264,7 @@ def kind(cell: Cell) -> str | None:
     recipe = copy.deepcopy(dict(cell.recipe))
     if len(recipe["models"]) > 1 or cell.tuned:
         return None
+    recipe.pop("trial", None)  # the partition is that of a trial too
     del recipe["seed"], recipe["partition"]["seed"]
     given = recipe["method"]["options"]
     recipe["method"]["options"] = {name: value for name, value in given.items() if not isinstance(value, float)}

@@ -58,6 +58,9 @@ _Engine = Annotated[
     EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
 ]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
+_Together = Annotated[
+    int, typer.Option(min=1, help="Cells computed as one program, where they differ in seeds and numbers alone.")
+]
 _TrackingUri = Annotated[
     str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
 ]
@@ -86,9 +89,7 @@ def run(
     device: _Device = "cpu",
     engine: _Engine = "auto",
     threads: _Threads = 1,
-    together: Annotated[
-        int, typer.Option(min=1, help="Cells computed as one program, where they differ in seeds and numbers alone.")
-    ] = 1,
+    together: _Together = 1,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = "",
@@ -137,6 +138,7 @@ def tune(
     device: _Device = "cpu",
     engine: _Engine = "auto",
     threads: _Threads = 1,
+    together: _Together = 1,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = "",
@@ -150,7 +152,8 @@ def tune(
         raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
     executors.check_device(device)
     with _locked(plan):
-        setting = _setting(plan, _at_once(plan, []), device, engine, workers, threads)
+        setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads)
+        setting = replace(setting, together=together)
         with _kept(plan):
             tracker = _tune(plan, cells, setting, _tracker(plan, tracking_uri, out), storage)
             _log(plan, _trials(plan), tracker, print)

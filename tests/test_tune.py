@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 from fedbench import cells, cli, config, federation, space, studies, tune
 from fedbench.cells import draw_partition, expand, fingerprints
 from fedbench.errors import InputError
-from fedbench.executors import Executor, Job, Judge, OnRound, Setting, inline, load_arrays, mild, processes
+from fedbench.executors import EXECUTORS, Executor, Job, Judge, OnRound, Setting, inline, load_arrays, mild, processes
 from fedbench.executors import Results as Stream
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedrep import FedRep
@@ -569,15 +569,37 @@ def test_tune_leaves_cells_alone_and_exports_a_suite_that_runs(fedbench: Run, tu
     assert (code, "trials to run" in out, err) == (0, False, "")
 
 
-def test_only_takes_part_of_a_suite_and_trials_can_be_more(fedbench: Run, tunable: Tiny) -> None:
-    arguments = ("--workers", "1", "--tracking-uri", "none", "--only", "method=fedavg")
-    code, out, err = fedbench("tune", str(tunable.file), "--trials", "2", *arguments)
+def test_only_takes_part_of_a_suite_and_trials_can_be_more_and_at_once(
+    fedbench: Run, tunable: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--tracking-uri", "none", "--only", "method=fedavg")
+    code, out, err = fedbench("tune", str(tunable.file), "--trials", "1", "--workers", "1", *arguments)
     assert (code, err) == (0, "")
-    assert "[2/2] fedavg trial 1" in out
+    assert "[1/1] fedavg trial 0" in out
     assert "fedproto" not in out
-    code, out, err = fedbench("tune", str(tunable.file), *arguments)
+    used = []
+
+    def noted(name: str, execute: Executor) -> Callable[..., Stream]:
+        def call(*given: Any) -> Stream:
+            used.append(name)
+            return execute(*given)
+
+        return call
+
+    kinds = {name: noted(name, execute) for name, execute in EXECUTORS.items()}
+    monkeypatch.setattr("fedbench.executors.EXECUTORS", kinds)
+    code, out, err = fedbench("tune", str(tunable.file), "--trials", "3", "--together", "3", *arguments)
     assert (code, err) == (0, "")
-    assert "tuning: 3 trials to run for 1 choices" in out
+    assert "[2/2] fedavg trial " in out
+    code, out, err = fedbench("tune", str(tunable.file), "--workers", "2", *arguments)
+    assert (code, err) == (0, "")
+    assert "tuning: 2 trials to run for 1 choices" in out
+    assert used == ["together", "processes"]
+    found = [study for cell in tunable.cells() if (study := Store(tunable.out / "tiny").study(cell))]
+    rates = [trial.values["training.optimizer.lr"] for trial in found[0].trials]
+    assert rates[:4] == [
+        trial.values["training.optimizer.lr"] for trial in search(tunable, "other")[0]["fedavg"].trials[:4]
+    ]
 
 
 @pytest.mark.parametrize(
