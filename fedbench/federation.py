@@ -1,5 +1,6 @@
 """Rounds: the flow of one federation, from data and a method to an outcome."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -238,8 +239,6 @@ def _check_participants(participants: Sequence[Sequence[int]], rounds: int, clie
 
 
 def _copies(model: nn.Module) -> ModelFactory:
-    import copy
-
     return lambda shape, classes: copy.deepcopy(model)
 
 
@@ -312,7 +311,7 @@ def _check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
             if here != there:
                 raise InputError(
                     f"{type(method).__name__} cannot mix these architectures: "
-                    f"'{name.removeprefix('centre/')}' is {here} in model 0 and {there} in model {number}"
+                    f"'{name}' is {here} in model 0 and {there} in model {number}"
                 )
 
 
