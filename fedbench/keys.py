@@ -24,7 +24,11 @@ def _signed(value: int) -> int:
 
 def derive(*parts: int | str) -> int:
     """Return the key (a signed 64-bit integer) of a sequence of numbers and words; any difference gives another key."""
-    key = 0
+    return extend(0, *parts)
+
+
+def extend(key: int, *parts: int | str) -> int:
+    """Return the key of a longer sequence, given that of its beginning."""
     for part in parts:
         number = zlib.crc32(part.encode()) | 1 << 63 if isinstance(part, str) else part
         key = _mix((key ^ (number & _MASK)) * _GAMMA + _GAMMA)

@@ -32,6 +32,7 @@ def plan(
 ) -> list[Step]:
     """Return all steps of one client in one round; they depend on nothing but these arguments."""
     samples = data.train[client]
+    own = keys.derive(seed, "step", round_number, client)
     steps: list[Step] = []
     epoch = 0
     for number, phase in enumerate(method.phases(net, training.epochs)):
@@ -41,8 +42,7 @@ def plan(
                 key = keys.derive(seed, "order", round_number, client, epoch)
                 order = samples[keys.permutation(key, len(samples), samples.device)]
             for index in batches(order, training):
-                key = keys.derive(seed, "step", round_number, client, len(steps))
-                steps.append(Step(index, number, epoch, key))
+                steps.append(Step(index, number, epoch, keys.extend(own, len(steps))))
             epoch += 1
     return steps
 

@@ -50,6 +50,12 @@ def test_any_difference_gives_another_key() -> None:
     assert all(-(2**63) <= key < 2**63 for key in made)
 
 
+def test_a_key_can_be_made_in_two_parts() -> None:
+    for parts in ((3, "step", 1, 7), (-4, "order", 0), ("x",), (2**63, 5)):
+        for cut in range(len(parts) + 1):
+            assert keys.extend(keys.derive(*parts[:cut]), *parts[cut:]) == keys.derive(*parts)
+
+
 def test_many_keys_of_a_run_are_all_different() -> None:
     runs = itertools.product(range(3), ("order", "step"), range(10), range(10), range(10))
     assert len({keys.derive(*run) for run in runs}) == 3 * 2 * 1000

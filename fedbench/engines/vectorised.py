@@ -1,6 +1,7 @@
 """All clients of a group at once: every step is one program over stacked clients."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -146,19 +147,16 @@ def _train_chunk(net: Net, rows: list[_Row]) -> dict[int, Part]:
         for place, row in enumerate(rows):
             row.job.probe(f"phase/{phase.name}", row.client, _row(chunk.params, place))
     replies = [_reply(chunk, place, _row(memory, place)) for place in range(len(rows))]
-    # Steps of different phases were noted one phase after the other, each up to the longest of the chunk.
     noted = {name: torch.stack(values).cpu() for name, values in losses.items()}
     seconds = (time.perf_counter() - began) / len(rows)
     work = [
         Work(
-            mean_losses(
-                job.method, net, job.training, steps, {n: t[_noted(plans, steps), row] for n, t in noted.items()}
-            ),
+            mean_losses(job.method, net, job.training, steps, {n: t[places, row] for n, t in noted.items()}),
             len(steps),
             sum(len(step.samples) for step in steps),
             seconds,
         )
-        for row, steps in enumerate(plans)
+        for row, (steps, places) in enumerate(zip(plans, _noted(plans), strict=True))
     ]
     parts = {}
     for number in sorted({row.number for row in rows}):
@@ -319,14 +317,13 @@ def _reply(chunk: _Chunk, row: int, memory: dict[str, Tensor]) -> tuple[Params, 
         return job.method.reply(chunk.net, params, chunk.kept[row], down, lambda: whole_set(job.data, client), memory)
 
 
-def _noted(plans: list[list[Step]], steps: list[Step]) -> list[int]:
-    """Return where in the record of a chunk's phases, each as long as its longest plan, the steps of one plan stand."""
-    places: list[int] = []
-    first = 0
-    for number in range(max((step.phase for step in steps), default=0) + 1):
-        places += range(first, first + sum(step.phase == number for step in steps))
-        first += max(sum(step.phase == number for step in other) for other in plans)
-    return places
+def _noted(plans: list[list[Step]]) -> list[list[int]]:
+    """Return where each client's steps stand in the record: one phase after the other, each up to its longest plan."""
+    counts = [Counter(step.phase for step in steps) for steps in plans]
+    starts = [0]
+    for phase in range(max((phase for count in counts for phase in count), default=0) + 1):
+        starts.append(starts[-1] + max(count[phase] for count in counts))
+    return [[starts[phase] + place for phase in sorted(count) for place in range(count[phase])] for count in counts]
 
 
 def _row(stacked: Params, row: int) -> Params:
