@@ -29,6 +29,7 @@ def derive(*parts: int | str) -> int:
 
 def extend(key: int, *parts: int | str) -> int:
     """Return the key of a longer sequence, given that of its beginning."""
+    key &= _MASK
     for part in parts:
         number = zlib.crc32(part.encode()) | 1 << 63 if isinstance(part, str) else part
         key = _mix((key ^ (number & _MASK)) * _GAMMA + _GAMMA)
