@@ -22,7 +22,6 @@ from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.executors import Executor, Job, OnRound, Results, Setting
 from fedbench.options import one_line
-from fedbench.results import higher_is_better
 from fedbench.store import CellError, Record, Store
 from fedbench.studies import State, Study, Trial
 
@@ -84,6 +83,8 @@ def why_not(cell: Cell, study: Study | None) -> str:
 def searches(tuned: Sequence[Cell], store: Store, url: str) -> Iterator[list["Search"]]:
     """Open the studies of some tuned cells in an Optuna storage; InputError if it cannot be reached."""
     import optuna
+
+    from fedbench.results import higher_is_better
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _reaching(url):
@@ -247,7 +248,7 @@ class Search:
 
     def _keep(self) -> None:
         trials = tuple(_thawed(trial) for trial in self._history())
-        maximise = higher_is_better(self.objective)
+        maximise = self._study.direction.name == "MAXIMIZE"
         self._store.put_study(self.cell, Study(self.objective, maximise, self._how["space"], self._own, trials))
 
     def _left(self) -> int:

@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,16 @@ def backwards(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: J
         yield from inline([jobs.pop()], setting, on_round, judge)
 
 
+@cache
+def empty_storage() -> bytes:
+    """Return an SQLite storage without studies, which takes Optuna a second to make."""
+    with TemporaryDirectory() as folder:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/empty.db")
+        storage.remove_session()
+        storage.engine.dispose()
+        return Path(folder, "empty.db").read_bytes()
+
+
 def search(
     tiny: Tiny,
     out: str = "runs",
@@ -81,6 +93,8 @@ def search(
     data = data or tiny.data
     store = Store(tiny.file.parent / out / "tiny")
     store.root.mkdir(parents=True, exist_ok=True)
+    if not (database := store.root / "optuna.db").exists():
+        database.write_bytes(empty_storage())
     setting = Setting(data, suite.base, workers=2)
     planned = expand(suite, fingerprints(suite.base, data))
     ran = 0
