@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -274,6 +275,13 @@ def kind(cell: Cell) -> str | None:
     return _canonical(recipe)
 
 
+def _mixes(name: str) -> bool:
+    """Return whether a registered method takes mixed architectures; one that does not even import takes none."""
+    with suppress(InputError):
+        return bool(plugins.load("methods", name).mixed_models)
+    return False
+
+
 class Checker:
     """Finds out before anything runs whether the methods, models and data of cells fit each other."""
 
@@ -293,7 +301,7 @@ class Checker:
         except InputError as error:
             hint = ""
             if len(cell.recipe["models"]) > 1 and not method.mixed_models:
-                able = [name for name in plugins.names("methods") if plugins.load("methods", name).mixed_models]
+                able = [name for name in plugins.names("methods") if _mixes(name)]
                 hint = f"; methods that can: {', '.join(able)}"
             raise InputError(
                 f"{cell.suite}: {cell.label} on {cell.recipe['dataset']['name']}: {error}{hint}"

@@ -99,12 +99,14 @@ def run(
     """Run a suite's cells, as far as they are not done, and report."""
     from fedbench import executors
 
-    plan = _plan(suite, only, sets, seeds, out, data)
+    plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
     if dry_run:
         _describe(plan)
         print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run{_and_trials(plan)}")
         return
     executors.check_device(device)
+    if together > 1 and workers > 1:
+        raise InputError(f"--workers {workers}: cells that are computed together want --workers 1")
     with _locked(plan):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
         setting = replace(setting, together=together)

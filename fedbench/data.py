@@ -202,6 +202,9 @@ def validate(arrays: Arrays, where: str) -> None:
         raise InputError(f"{where}: x_train has shape {arrays.x_train.shape}; want (samples, ...)")
     if len(arrays.y_test) and arrays.x_test.shape[1:] != arrays.shape:
         raise InputError(f"{where}: samples of x_test have shape {arrays.x_test.shape[1:]}, of x_train {arrays.shape}")
+    if len(arrays.y_test) and (arrays.x_train.dtype == np.uint8) != (arrays.x_test.dtype == np.uint8):
+        kinds = f"x_train is {arrays.x_train.dtype} and x_test {arrays.x_test.dtype}"
+        raise InputError(f"{where}: {kinds}; want bytes, which are divided by 255, in both or in neither")
     if arrays.augment == "crop_flip" and len(arrays.shape) != 3:
         raise InputError(f"{where}: augment 'crop_flip' wants images (C, H, W), not samples of shape {arrays.shape}")
     for part in ("train", "test"):
@@ -284,7 +287,8 @@ def _shared(source: DataSource, root: Path, files: list[Path]) -> Arrays:
     """Return the arrays mapped from the cache, where the first of all processes that want them puts them."""
     from filelock import FileLock
 
-    recipe = [repr(source), source.decoding, _remembered(files, root)]
+    # The module of a plugin in a file carries the hash of that file.
+    recipe = [type(source).__module__, repr(source), source.decoding, _remembered(files, root)]
     folder = cache_folder(root) / f"{type(source).__name__.lower()}-{_sha256(recipe)[:16]}"
     if (kept := _mapped(folder)) is not None:
         return kept

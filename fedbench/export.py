@@ -22,7 +22,7 @@ def dumps(suite: Suite, cells: Sequence[Cell], folder: Path, note: str) -> str:
     will be: paths in it are relative to that.  `note` becomes its first line.
     """
     data = suite.model_dump(mode="json", exclude_unset=True)
-    kept = ("description", "seeds", "metric", "further_metrics", "figure")
+    kept = ("description", "seeds", "metric", "further_metrics", "figure", "keep")
     top: dict[str, Any] = {name: data[name] for name in kept if name in data}
     if suite.reference:
         top["reference"] = _moved(suite.reference, suite.base, folder)

@@ -228,9 +228,10 @@ class Net:
             with torch.no_grad():
                 zeros = torch.zeros(2, *self.shape, dtype=self.dtype, device=self.device)
                 embedding, logits = self.evaluation_module(zeros)
-                before = _generator_state(self.device)
-                self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
-                drew = not torch.equal(before, _generator_state(self.device))
+                with _DRAWING:
+                    before = _generator_state(self.device)
+                    self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
+                    drew = not torch.equal(before, _generator_state(self.device))
         except (RuntimeError, ValueError) as error:
             name = type(self.evaluation_module.net).__name__
             reason = str(error).splitlines()[0]
@@ -271,7 +272,7 @@ def _generator_state(device: torch.device) -> Tensor:
 def _draw(factory: ModelFactory, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build a model under a seed of its own without touching torch's global generator."""
     with _DRAWING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keys.derive(seed, "init"))
+        torch.default_generator.manual_seed(keys.derive(seed, "init"))
         return factory(shape, classes)
 
 

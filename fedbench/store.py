@@ -128,8 +128,12 @@ class Store:
             arrays = {f"{table}/{name}": array for table in _TABLES for name, array in getattr(outcome, table).items()}
             np.savez_compressed(file, allow_pickle=False, **arrays)
             os.fsync(file.fileno())
-        shutil.rmtree(target, ignore_errors=True)
+        old = target.with_name(f"{target.name}.old.part")  # a folder half deleted must not look like a cell
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
         part.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
         self._error(record.cell.key).unlink(missing_ok=True)
 
     def error(self, key: str) -> CellError | None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from fedbench import keys
 from fedbench.averaging import average
+from fedbench.data import read_npz
 from fedbench.errors import InputError
 from fedbench.method import Batch, Choice, Message, Method, parameters
 from fedbench.net import Net, Params
@@ -154,10 +154,9 @@ def squared_distances(models: Params, centres: Params, names: list[str]) -> Tens
 def read_centres(path: Path, net: Net, k: int, like: Params | None = None) -> Params:
     """Return the centres (K, ...) stored in a file; raises `InputError` if it is unreadable or does not fit."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            centres = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"centres: cannot read '{path}': {error}") from error
+        centres = {name: torch.from_numpy(array) for name, array in read_npz(path).items()}
+    except InputError as error:
+        raise InputError(f"centres: cannot read {error}") from error
     for name, shape in net.shapes.items():
         found = tuple(centres[name].shape) if name in centres else "missing"
         if found != (k, *shape):

@@ -388,11 +388,11 @@ def test_chunks_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(Loop())
     found(setup, spy)
     job = spy.jobs[0]
-    needed, parameters = trial(job), sum(tensor.nbytes for tensor in setup.initial(0).values())
+    needed, parameters = trial([job]), sum(tensor.nbytes for tensor in setup.initial(0).values())
     assert needed > 3 * parameters
     with_adam = replace(job, training=replace(job.training, optimizer=ADAM))
-    assert trial(with_adam) == needed + parameters
-    assert trial(replace(job, training=replace(job.training, batch_size=8))) > needed
+    assert trial([with_adam]) == needed + parameters
+    assert trial([replace(job, training=replace(job.training, batch_size=8))]) > needed
     for room, sizes in ((10**12, [5]), (2 * needed, [2, 2, 1]), (needed // 2, [1] * 5)):
         monkeypatch.setattr(memory, "share", lambda device, room=room: room)
         assert [len(part.places) for part in choice.engine("vectorised", CPU).train(job)] == sizes

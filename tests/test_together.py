@@ -1,26 +1,31 @@
 """Cells of one kind computed as one program: the numbers of each alone."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import Tiny
 from helpers import blobs, small_cnn
+from torch import Tensor
 
+from fedbench.averaging import average, client_weights
 from fedbench.cells import draw_partition, kind
 from fedbench.engines import Engine
 from fedbench.engines.choice import Chosen
 from fedbench.engines.together import play_together
 from fedbench.executors import EXECUTORS, Job, Setting, inline, load_arrays
 from fedbench.federation import ClientArrays, Outcome, simulate
-from fedbench.method import Method
+from fedbench.method import Batch, Loss, Message, Method, cross_entropy, parameters
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedproto import FedProto
 from fedbench.methods.fedprox import FedProx
 from fedbench.methods.fedrep import FedRep
 from fedbench.methods.fesem import FeSEM
+from fedbench.models.mlp import Mlp
+from fedbench.net import Net, Params
 from fedbench.settings import Optimizer, Training
 from fedbench.store import CellError
 
@@ -97,3 +102,84 @@ def test_what_is_not_a_number_makes_another_kind(tiny: Tiny) -> None:
     kinds = [kind(cell) for cell in tiny.cells()]
     assert len(kinds) == 4
     assert len(set(kinds)) == 2
+
+
+@dataclass(frozen=True)
+class Remembering(Method):
+    """Sends a memory that a number of the method shapes, and takes another way through Python for another number."""
+
+    beta: float = 0.5
+    branches: bool = False
+
+    def init_server(self, net: Net, initial: Params, clients: int, seed: int) -> Message:
+        return initial
+
+    def send(self, server: Message, client: int | Tensor) -> Message:
+        return server
+
+    def merge(self, net: Net, server: Message, uploads: Message, clients: Tensor, sizes: Tensor) -> Message:
+        return average(parameters(uploads), client_weights("uniform", sizes))
+
+    def init_client(self, net: Net, initial: Params) -> Params:
+        return {}
+
+    def loss(self, net: Net, params: Params, batch: Batch, down: Message) -> Loss:
+        ce, embedding = cross_entropy(net, params, batch)
+        if self.branches and self.beta > 0.3:
+            ce = ce * 2
+        return Loss(ce, {}, embedding)
+
+    def init_memory(self, net: Net) -> dict[str, Tensor]:
+        return {"mean": torch.full((net.width,), self.beta, dtype=net.dtype)}
+
+    def observe(self, memory: dict[str, Tensor], batch: Batch, seen: Tensor) -> dict[str, Tensor]:
+        return {"mean": self.beta * memory["mean"] + (1 - self.beta) * seen.mean(0)}
+
+    def reply(
+        self,
+        net: Net,
+        params: Params,
+        kept: Params,
+        down: Message,
+        data: Callable[[], Batch],
+        memory: dict[str, Tensor],
+    ) -> tuple[Params, Message]:
+        return {}, {
+            name: t + memory["mean"].sum() * (t.dim() == 1) for name, t in params.items() if t.is_floating_point()
+        }
+
+    def start(self, net: Net, kept: Params, down: Message) -> Params:
+        return parameters(down)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["memory", "branches"])
+def test_a_number_reaches_every_part_of_a_method_or_they_are_computed_apart(branches: bool) -> None:
+    cases = [(Remembering(beta, branches), 0, 0.1, 0) for beta in (0.1, 0.9)]
+    batches = [blobs((8, 8), shape=(5,), seed=1)] * 2
+    training = replace(TRAINING, last_batch="drop")
+
+    def one(method: Method, engine: Engine) -> Outcome:
+        return simulate(method, partial(Mlp, hidden=(4,)), batches[0], training=training, engine=engine)
+
+    def chosen() -> Chosen:
+        return Chosen(torch.device("cpu"), 1, measured=False)
+
+    alone = [one(method, chosen()) for method, *_ in cases]
+    plays = [lambda engine, method=case[0]: one(method, engine) for case in cases]
+    assert_equal(alone, play_together(plays, chosen()))
+
+
+def test_an_interrupt_ends_all_of_them_after_the_round_under_way() -> None:
+    done: list[int] = []
+
+    def play(engine: Engine) -> Outcome:
+        simulate(FedAvg(), small_cnn, clients(0), training=replace(TRAINING, rounds=10_000), engine=engine)
+        raise AssertionError("it was to be interrupted")
+
+    def interrupted(engine: Engine) -> Outcome:
+        done.append(simulate(FedAvg(), small_cnn, clients(0), training=TRAINING, engine=engine).work["steps"].shape[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play_together([interrupted, play], Chosen(torch.device("cpu"), 1, measured=False))
+    assert done == [3]

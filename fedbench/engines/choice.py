@@ -56,7 +56,7 @@ class Chosen(Engine):
         if self._measured and Lowering.of(job.net) is None and self._device.type == "cpu":
             return Loop()
         try:
-            needed = trial(job)
+            needed = trial([job])
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # vmap, and what it runs, raise all kinds

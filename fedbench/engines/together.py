@@ -1,5 +1,6 @@
 """Several federations of one kind in one stacked program: what fills a device that one of them leaves idle."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
@@ -7,9 +8,11 @@ from typing import TypeVar, final
 
 from fedbench.engines import Engine, Job, Part
 from fedbench.engines.choice import Chosen
-from fedbench.engines.vectorised import Vectorised
+from fedbench.engines.vectorised import Vectorised, trial
 
 T = TypeVar("T")
+
+_log = logging.getLogger("fedbench")
 
 
 @final
@@ -25,10 +28,14 @@ class Together(Engine):
         self._turn = Condition()
         self._jobs: list[Job] = []
         self._done: dict[int, list[Part] | BaseException] = {}
+        self._stacks: bool | None = None
+        self._stopped = False
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the job's clients after all jobs of the round are computed; raises what computing them raised."""
         with self._turn:
+            if self._stopped:
+                raise RuntimeError("interrupted")
             self._jobs.append(job)
             self._compute_if_all_are_here()
             self._turn.wait_for(lambda: id(job) in self._done)
@@ -36,6 +43,14 @@ class Together(Engine):
         if isinstance(parts, BaseException):
             raise parts
         yield from parts
+
+    def stop(self) -> None:
+        """End every federation when it comes with its next job."""
+        with self._turn:
+            self._stopped = True
+            self._done |= {id(job): RuntimeError("interrupted") for job in self._jobs}
+            self._jobs = []
+            self._turn.notify_all()
 
     def leave(self) -> None:
         """Say that one federation has no more jobs."""
@@ -61,12 +76,25 @@ class Together(Engine):
     def _parts(self, jobs: list[Job]) -> Iterator[tuple[int, Part]]:
         """Yield the parts of all jobs with the jobs' numbers."""
         engine = self._chosen.choose(jobs[0])
-        if isinstance(engine, Vectorised):
+        if self._stacks is None:
+            self._stacks = isinstance(engine, Vectorised) and _can_stack(jobs)
+        if self._stacks and isinstance(engine, Vectorised):
             for parts in engine.train_together(jobs):
                 yield from parts.items()
         else:
             for number, job in enumerate(jobs):
-                yield from ((number, part) for part in engine.train(job))
+                yield from ((number, part) for part in self._chosen.train(job))
+
+
+def _can_stack(jobs: Sequence[Job]) -> bool:
+    """Return whether the jobs have the same phases, and the method takes its numbers as tensors: a trial tells."""
+    phases = {tuple((p.name, p.epochs) for p in job.method.phases(job.net, job.training.epochs)) for job in jobs}
+    try:
+        trial(jobs)
+    except Exception as error:  # vmap, and what it runs, raise all kinds
+        _log.info("federations are computed one after the other: %s", " ".join(str(error).split()))
+        return False
+    return len(phases) == 1
 
 
 def play_together(plays: Sequence[Callable[[Engine], T]], chosen: Chosen) -> list[T]:
@@ -80,4 +108,8 @@ def play_together(plays: Sequence[Callable[[Engine], T]], chosen: Chosen) -> lis
             together.leave()
 
     with ThreadPoolExecutor(len(plays)) as pool:
-        return list(pool.map(play, plays))
+        try:
+            return list(pool.map(play, plays))
+        except BaseException:  # an interrupt: the pool waits for the round under way, no longer
+            together.stop()
+            raise

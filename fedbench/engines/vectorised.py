@@ -71,27 +71,31 @@ class Vectorised(Engine):
             yield from pool.map(train_chunk, chunks)
 
 
-def trial(job: Job) -> int:
-    """Train the job's first client for one step on copies, and return how many bytes it takes of what a chunk stacks.
+def trial(jobs: Sequence[Job]) -> int:
+    """Train each job's first client for one step on copies, and return how many bytes a client takes of the stack.
 
     That is parameters, gradients and optimiser state, and twice what autograd saves of a batch of the usual size.
     Raises whatever model and method raise under vmap.
     """
-    samples = torch.arange(min(job.training.batch_size, max(map(len, job.data.train))), device=job.data.x.device)
+    job = jobs[0]
+    longest = min(max(map(len, job.data.train)) for job in jobs)
+    samples = torch.arange(min(job.training.batch_size, longest), device=job.data.x.device)
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    chunk = _stacked(job.net, [_Row(job, 0, 0)], [[Step(samples, 0, 0, 0)]])
-    memory = {name: tensor[None].clone() for name, tensor in job.method.init_memory(job.net).items()}
+    chunk = _stacked(
+        job.net, [_Row(job, number, 0) for number, job in enumerate(jobs)], [[Step(samples, 0, 0, 0)]] * len(jobs)
+    )
+    memory = _fresh_memory(chunk)
     updater = Updater(job.training.optimizer, chunk.params, job.net.parameters)
     masks = next(step_masks(chunk.net, chunk.plans, len(samples)))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _take_step(chunk, slice(0, 1), [chunk.plans[0][0]], masks, updater, 0, memory, {})
+        _take_step(chunk, slice(0, len(jobs)), [plan[0] for plan in chunk.plans], masks, updater, 0, memory, {})
     model = sum(tensor.nbytes for tensor in chunk.params.values())
-    return (2 + updater.moments) * model + 2 * sum(seen.values())
+    return ((2 + updater.moments) * model + 2 * sum(seen.values())) // len(jobs)
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ def _train_phase(
     """Train the chunk through one phase and return the method's memory (clients, ...)."""
     job = chunk.job
     plans = [[step for step in steps if step.phase == number] for steps in chunk.plans]
-    fresh = {name: tensor.expand(len(plans), *tensor.shape) for name, tensor in job.method.init_memory(job.net).items()}
+    fresh = _fresh_memory(chunk)
     memory = memory or {name: tensor.clone() for name, tensor in fresh.items()}
     masks = step_masks(chunk.net, plans, job.training.batch_size)
     for place in range(max(map(len, plans))):
@@ -214,6 +218,11 @@ def _train_phase(
         for name, values in noted.items():
             losses.setdefault(name, []).append(values)
     return memory
+
+
+def _fresh_memory(chunk: _Chunk) -> dict[str, Tensor]:
+    """Return what every client's method starts an epoch with (clients, ...)."""
+    return parameters(stack([row.job.method.init_memory(chunk.net) for row in chunk.rows]))
 
 
 def _ranges(net: Net, steps: list[Step]) -> Iterator[slice]:
@@ -278,7 +287,14 @@ def _take_step(
         whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
         whole[rows] = values
     if seen:
-        observed = vmap(job.method.observe)({n: t[rows] for n, t in memory.items()}, batch, seen["seen"])
+
+        def watch(
+            memory: dict[str, Tensor], batch: Batch, seen: Tensor, numbers: dict[str, Tensor]
+        ) -> dict[str, Tensor]:
+            method = replace(job.method, **numbers) if numbers else job.method  # type: ignore[type-var]
+            return method.observe(memory, batch, seen)
+
+        observed = vmap(watch)({n: t[rows] for n, t in memory.items()}, batch, seen["seen"], numbers)
         for name, tensor in observed.items():
             memory[name][rows] = tensor
 
