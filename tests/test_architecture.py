@@ -90,7 +90,7 @@ def test_modules_import_only_what_they_may() -> None:
         for other in imported(path)
         if other != "__init__.py" and not {layer_of(other), other} & allowed.get(layer_of(name), set())
     ]
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_nobody_imports_the_command_line_or_a_plugin_by_its_module() -> None:
