@@ -153,7 +153,7 @@ def run(
     with their silhouettes, in the last round.  Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
-    setup = _setup(method, models, data, training, seed)
+    setup = make_setup(method, models, data, training, seed)
     setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
     if "embeddings" not in keep:
         return play(setup, on_round, stop)
@@ -209,7 +209,7 @@ def simulate(
         models: Sequence[ModelFactory] = [_copies(model)]
     else:
         models = [model] if callable(model) else list(model)
-    setup = _setup(method, models, data, training, seed)
+    setup = make_setup(method, models, data, training, seed)
     if initial is not None:
         given = [initial] * data.clients if isinstance(initial, Mapping) else list(initial)
         if len(given) != data.clients:
@@ -252,7 +252,8 @@ def _fitted(setup: Setup, number: int, params: Params) -> Params:
     return {n: params[n].to(net.device, net.dtype if params[n].is_floating_point() else None) for n in net.shapes}
 
 
-def _setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
+def make_setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
+    """Return a federation before its first round; raises `InputError` if method, models and data do not fit."""
     if not 1 <= len(models) <= data.clients:
         raise InputError(f"model: {len(models)} architectures for {data.clients} clients")
     nets = [make_net(model, data.shape, data.classes, training, data.x.device) for model in models]
