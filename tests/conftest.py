@@ -65,13 +65,14 @@ class Tiny:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tiny:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """Three methods on four clients with 40 samples of 6 numbers in 3 classes between them."""
     rng = np.random.default_rng(0)
     y = np.arange(120) % 3
     x = (rng.normal(size=(120, 6)) + y[:, None]).astype(np.float32)
     data = tmp_path / "data"
     data.mkdir()
+    monkeypatch.delenv("FEDBENCH_DATA", raising=False)  # which tests of real data may have
     np.savez(data / "blobs.npz", allow_pickle=False, x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
     file = tmp_path / "tiny.yaml"
     suite = {
