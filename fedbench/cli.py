@@ -77,6 +77,12 @@ def main() -> None:
     except InputError as error:
         print(f"fedbench: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a folder that cannot be made or written, a full disk
+        print(f"fedbench: {error.filename or 'files'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @app.command()
@@ -326,9 +332,11 @@ def _plan(
     def known(fetched: bool) -> "tuple[list[Cell], list[Cell]]":
         every = expand(suite, fingerprints(suite.base, root, fetch=False))
         chosen = select(every, only) if only else every
-        absent = {
-            str(c.recipe["dataset"]): c.recipe["dataset"] for c in chosen if c.recipe["dataset"]["content"] == NO_DATA
-        }
+        absent = {}
+        for cell in chosen:
+            dataset = cell.recipe["dataset"]
+            if dataset["content"] == NO_DATA:
+                absent[str(dataset)] = {**dataset, "name": cell.specs.get(dataset["name"], dataset["name"])}
         if fetched or not absent:
             return every, chosen
         for dataset in absent.values():  # only what was selected; says what is missing if it cannot be fetched

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench.errors import InputError
+from fedbench.options import one_line
 
 LAYOUTS = "x_train, y_train, x_test, y_test (and client_train, client_test), or x, y (and client)"
 """The arrays of an .npz that is a data set."""
@@ -141,7 +142,14 @@ def load(source: DataSource, root: Path) -> Arrays:
 
 def decode(source: DataSource, root: Path, files: list[Path]) -> Arrays:
     """Return the arrays of a source whose files are there, checked, whatever the cache holds."""
-    arrays = source.load(root)
+    try:
+        arrays = source.load(root)
+    except InputError:
+        raise
+    except Exception as error:  # a fault in somebody's plugin, or a file that it did not expect
+        raise InputError(
+            f"{place(files) or root}: {type(source).__name__} cannot read it: {one_line(error)}"
+        ) from error
     validate(arrays, place(files) or type(source).__name__)
     return arrays
 

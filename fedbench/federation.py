@@ -203,6 +203,7 @@ def simulate(
 
     Raises `InputError` for arrays, models and settings that do not fit together.
     """
+    _check_method(method)
     training = _checked_training(training or Training(), settings)
     data = samples.from_clients(clients, classes, getattr(torch, training.dtype), torch.device(device))
     if isinstance(model, nn.Module):
@@ -220,6 +221,14 @@ def simulate(
         _check_participants(participants, training.rounds, data.clients)
     chosen = choice.engine(engine, data.x.device, threads)
     return play(replace(setup, engine=chosen, participants=participants, probe=probe, watch_merge=watch_merge))
+
+
+def _check_method(method: Method) -> None:
+    """Hold a method's hyperparameters to the same rules as in a suite file."""
+    if not isinstance(method, Method):
+        raise InputError(f"method: {method!r} is no instance of a method such as FedAvg()")
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(method).items()}
+    make(type(method), values, type(method).__name__)
 
 
 def _checked_training(training: Training, settings: Mapping[str, Any]) -> Training:

@@ -500,3 +500,11 @@ def test_titles_name_what_differs(tiny: Tiny) -> None:
         "local seed=1 clients=4",
     ]
     assert np.unique([cell.key for cell in tiny.cells()]).size == 4
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(fedbench: Run, tiny: Tiny) -> None:
+    in_the_way = tiny.file.parent / "a-file"
+    in_the_way.write_text("")
+    code, _, err = fedbench("run", str(tiny.file), "--data", str(tiny.data), "--out", str(in_the_way))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a-file" in err

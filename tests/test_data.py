@@ -243,3 +243,18 @@ def test_options_are_checked_as_in_a_suite() -> None:
         make(ArrayFile, {"path": "a.npz", "channels": "middle"}, "dataset")
     with pytest.raises(InputError, match=r"dataset\.path"):
         make(ArrayFile, {}, "dataset")
+
+
+def test_a_plugin_that_cannot_read_its_file_is_bad_input(tmp_path: Path) -> None:
+    class Broken(DataSource):
+        about = About("title", "source", "licence")
+
+        def files(self, root: Path, /) -> list[Path]:
+            return [root / "file.csv"]
+
+        def load(self, root: Path, /) -> Arrays:
+            raise IndexError("too many indices")
+
+    (tmp_path / "file.csv").write_text("")
+    with pytest.raises(InputError, match=r"file\.csv: Broken cannot read it: IndexError: too many indices"):
+        data.load(Broken(), tmp_path)

@@ -537,3 +537,12 @@ def test_the_accuracy_before_round_1_is_part_of_the_outcome() -> None:
     outcome = simulate(FedAvg(), Mlp, blobs(), rounds=2, optimizer=Optimizer(lr=1e-30, momentum=0.0))
     assert set(outcome.initial) == {name for name in outcome.metrics if name.startswith("test/")}
     np.testing.assert_array_equal(outcome.initial["test/accuracy"], outcome.metrics["test/accuracy"][1])
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [(FedAvg(weights="foo"), "weights"), (FedProto(lam=-3.0), "lam"), (FedAvg, "no instance")],  # type: ignore[arg-type]
+)
+def test_hyperparameters_are_checked_as_in_a_suite(method: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(method, plain_mlp, blobs(), rounds=1)
