@@ -491,7 +491,7 @@ def test_methods_that_average_refuse_mixed_architectures(method: Method) -> None
         simulate(method, mixed(18, 20, 22), digits(), classes=10, rounds=1)
     line = str(caught.value)
     assert line.startswith(type(method).__name__)
-    assert "'body.conv2.bias' is " in line
+    assert "body.conv2.bias' is " in line
     assert "(18,) in model 0" in line or "(2, 18) in model 0" in line
     assert "(20,) in model 1" in line or "(2, 20) in model 1" in line
 
