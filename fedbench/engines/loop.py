@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from fedbench.engines import Engine, Job, Part, spread
+from fedbench.engines import Engine, Job, Part
 from fedbench.method import Batch, Message, parameters, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import batch_inputs
@@ -17,47 +16,42 @@ from fedbench.trainer import Step, Updater, Work, begin, mean_losses, objective,
 
 @final
 class Loop(Engine):
-    """The plain engine: any model, any method, the reference for every other engine.
-
-    - `threads`: clients that are computed at the same time.
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
+    """The plain engine: any model, any method, the reference for every other engine."""
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield one client at a time."""
-        yield from spread(partial(_train_client, job), range(len(job.clients)), job.net, self._threads)
+        for place, client in enumerate(job.clients):
+            params, kept, uploads, work = _train_client(job, place, client)
+            stacked = [tree_map(lambda tensor: tensor[None], message) for message in (params, kept, uploads)]
+            yield Part([place], parameters(stacked[0]), parameters(stacked[1]), stacked[2], [work])
 
 
-def _train_client(job: Job, net: Net, place: int) -> Part:
-    began, client = time.perf_counter(), job.clients[place]
+def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Message, Work]:
+    began = time.perf_counter()
     kept = {name: tensor[job.rows[place]] for name, tensor in job.kept.items()}
     down = tree_map(lambda tensor: tensor[place], job.down)
-    params = {name: net.laid_out(t) for name, t in begin(job.method, net, kept, down).items()}
-    bound = net.bound(params)
-    steps = plan(job.method, net, job.data, job.training, job.seed, job.round_number, client)
-    masks = step_masks(net, [steps], job.training.batch_size)
+    params = {name: job.net.laid_out(t) for name, t in begin(job.method, job.net, kept, down).items()}
+    bound = job.net.bound(params)
+    steps = plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
+    masks = step_masks(job.net, [steps], job.training.batch_size)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
-    for number, phase in enumerate(job.method.phases(net, job.training.epochs)):
-        updater = Updater(job.training.optimizer, params, [name for name in net.parameters if phase.trains(name)])
+    for number, phase in enumerate(job.method.phases(job.net, job.training.epochs)):
+        updater = Updater(job.training.optimizer, params, [name for name in job.net.parameters if phase.trains(name)])
         epoch = -1
         for taken, step in enumerate(step for step in steps if step.phase == number):
             if step.epoch != epoch:
-                epoch, memory = step.epoch, job.method.init_memory(net)
-            bound.training([mask[0, : len(step.samples)] for mask in next(masks)])
-            memory = _take_step(job, bound, step, params, updater, taken, down, memory, losses)
+                epoch, memory = step.epoch, job.method.init_memory(job.net)
+            net = bound.training([mask[0, : len(step.samples)] for mask in next(masks)])
+            memory = _take_step(job, net, step, params, updater, taken, down, memory, losses)
         job.probe(f"phase/{phase.name}", client, params)
     with torch.no_grad():
-        reply = job.method.reply(net, params, kept, down, lambda: whole_set(job.data, client), memory)
+        reply = job.method.reply(job.net, params, kept, down, lambda: whole_set(job.data, client), memory)
     means = mean_losses(
-        job.method, net, job.training, steps, {name: torch.stack(values) for name, values in losses.items()}
+        job.method, job.net, job.training, steps, {name: torch.stack(values) for name, values in losses.items()}
     )
     samples = sum(len(step.samples) for step in steps)
-    work = Work(means, len(steps), samples, time.perf_counter() - began)
-    stacked = [tree_map(lambda tensor: tensor[None], message) for message in (params, *reply)]
-    return Part([place], parameters(stacked[0]), parameters(stacked[1]), stacked[2], [work])
+    return params, *reply, Work(means, len(steps), samples, time.perf_counter() - began)
 
 
 def _take_step(

@@ -3,14 +3,16 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from queue import SimpleQueue
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedbench.engines import Engine, Job, Part, spread
+from fedbench.engines import Engine, Job, Part
 from fedbench.engines.lowering import Lowering
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
@@ -25,7 +27,7 @@ class Vectorised(Engine):
     """Trains clients in chunks, each chunk as one stacked program: by the lowering if the net has one, else by vmap.
 
     - `chunk`: the most clients that are computed together.
-    - `threads`: chunks that are computed at the same time; few clients make smaller chunks, so that each has one.
+    - `threads`: chunks that are computed at the same time; fewer clients make smaller chunks, so that all have one.
     """
 
     def __init__(self, chunk: int = 20, threads: int = 1) -> None:
@@ -47,12 +49,26 @@ class Vectorised(Engine):
             (_Row(job, number, place) for number, job in enumerate(jobs) for place in range(len(job.clients))),
             key=lambda row: -len(row.job.data.train[row.client]),
         )
-        if self._threads < len(order) <= self._threads * self._chunk:  # one chunk for each thread, of the same work
-            chunks = [order[first :: self._threads] for first in range(self._threads)]
-        else:
-            size = min(self._chunk, -(-len(order) // self._threads))
-            chunks = [order[first : first + size] for first in range(0, len(order), size)]
-        yield from spread(_train_chunk, chunks, jobs[0].net, self._threads)
+        size = min(self._chunk, -(-len(order) // self._threads))
+        chunks = [order[first : first + size] for first in range(0, len(order), size)]
+        net = jobs[0].net
+        if self._threads == 1:
+            yield from (_train_chunk(net, rows) for rows in chunks)
+            return
+        nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
+        for _ in range(self._threads):
+            nets.put(net.with_own_modules())
+
+        def train_chunk(rows: list[_Row]) -> dict[int, Part]:
+            net = nets.get()
+            try:
+                return _train_chunk(net, rows)
+            finally:
+                nets.put(net)
+
+        # One thread each: torch would start as many again in every one of them.
+        with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(train_chunk, chunks)
 
 
 def trial(jobs: Sequence[Job]) -> int:
