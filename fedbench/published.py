@@ -163,6 +163,8 @@ def retrieve(download: Download, target: Path) -> None:
             return
         except OSError as error:
             failure = error
+            if isinstance(error, urllib.error.HTTPError):  # which is an open connection too
+                error.close()
         except RuntimeError:  # torchvision's word for a wrong checksum
             failure = OSError(f"{probe.url} gives another file than was published")
     raise failure
