@@ -9,9 +9,9 @@ import torch
 README = Path(__file__).with_name("README.md")
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table whose first `words` columns are text and whose others are numbers."""
+    lines = [head, ["---" if column < words else "---:" for column in range(len(head))], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

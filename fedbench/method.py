@@ -187,7 +187,7 @@ def cross_entropy(net: Net, params: Params, batch: Batch) -> tuple[Tensor, Tenso
     """Return the cross-entropy per example (B,) and the embeddings (B, width)."""
     embedding, logits = net(params, batch.x)
     # Not F.cross_entropy: under vmap that loads torch's decompositions, which takes most of a second.
-    return -F.log_softmax(logits, 1).gather(1, batch.y[:, None])[:, 0], embedding
+    return -F.log_softmax(logits, 1).gather(1, batch.y[:, None]).squeeze(1), embedding
 
 
 def tree_map(function: Callable[[Tensor], Tensor], message: Message) -> dict[str, Tensor | Rows]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,11 +88,12 @@ class Objective(NamedTuple):
     seen: Tensor | None
 
 
-def objective(method: Method, net: Net, params: Params, batch: Batch, down: Message) -> Objective:
-    """Return the loss of one batch, averaged over its valid examples; `net` is in training mode."""
+def objective(method: Method, net: Net, params: Params, batch: Batch, down: Message, padded: bool = True) -> Objective:
+    """Return the loss of a batch, averaged over its valid examples (all if not `padded`); `net` is in training mode."""
     loss: Loss = method.loss(net, params, batch, down)
-    parts = {name: _mean(part.detach(), batch.valid) for name, part in loss.parts.items()}
-    return Objective(_mean(loss.total, batch.valid), parts, None if loss.seen is None else loss.seen.detach())
+    mean = partial(_mean, valid=batch.valid) if padded else torch.mean
+    parts = {name: mean(part.detach()) for name, part in loss.parts.items()}
+    return Objective(mean(loss.total), parts, None if loss.seen is None else loss.seen.detach())
 
 
 def _mean(values: Tensor, valid: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def _take_step(
     x, y = batch_inputs(job.data, step.samples[None], [step.key])[0], job.data.y[step.samples]
     batch = Batch(net.laid_out(x), y, torch.ones(len(y), dtype=x.dtype, device=x.device))
     trained = [params[name].requires_grad_() for name in updater.names]
-    goal = objective(job.method, net, params, batch, down)
+    goal = objective(job.method, net, params, batch, down, padded=False)
     if trained:
         slopes = torch.autograd.grad(goal.mean, trained, allow_unused=True, materialize_grads=True)
         for tensor in trained:
