@@ -17,7 +17,7 @@ EngineName = Literal["auto", "loop", "vectorised"]
 
 _log = logging.getLogger("fedbench")
 
-# Measured, see benchmarks/README.md: on the CPU, more clients together gain nothing; on a GPU they fill it.
+# Measured, see benchmarks/README.md: on the CPU, more clients together gain next to nothing; on a GPU they fill it.
 _MOST = {"cpu": 20, "cuda": 256}
 
 
