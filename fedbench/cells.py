@@ -16,6 +16,7 @@ from fedbench.config import Suite, read_value
 from fedbench.errors import InputError, unknown
 from fedbench.settings import Training
 from fedbench.space import Tune
+from fedbench.words import text
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
@@ -100,7 +101,7 @@ class Cell:
         for name in dict.fromkeys(itertools.chain(*columns)):
             values = [column.get(name) for column in columns]
             same = all(value == values[0] for value in values)
-            facts[name] = values[0] if same else "/".join(map(_text, values))
+            facts[name] = values[0] if same else "/".join(map(text, values))
         if self.tuned:
             facts |= {fact_name(place): TUNED for place in recipe["tuning"]["space"]}
             facts |= _flat({name: v for name, v in recipe["tuning"].items() if name != "space"}, "tuning.")
@@ -186,7 +187,7 @@ def select(cells: Sequence[Cell], only: str) -> list[Cell]:
     for name, values in wanted.items():
         for value in values:
             if not any(_is(name, row, value) for row in facts):
-                there = dict.fromkeys(_text(row[name]) for row in facts if name in row)
+                there = dict.fromkeys(text(row[name]) for row in facts if name in row)
                 raise InputError(f"--only {only}: {unknown(name, value, there)}")
     chosen = [
         cell
@@ -309,6 +310,23 @@ class Checker:
         except Exception:  # a fault in somebody's plugin: its cells will fail, the others run
             return
 
+    def metrics(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> set[str]:
+        """Return the names of what a cell measures; nothing if its method fails, as the cell then will."""
+        from fedbench import federation
+
+        splits = [split for split in ("test", "validation") if any(map(len, getattr(partition, split)))]
+        try:
+            method = _build("methods", cell, cell.recipe["method"], self._base)
+            training = options.make(Training, cell.recipe["training"], "training")
+            nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
+            names = federation.measured(method, nets, training, arrays, partition.clients, splits)
+        except Exception:
+            return set()
+        kept = (
+            "embeddings" in cell.recipe.get("keep", ()) and "test" in splits and len({net.width for net in nets}) == 1
+        )
+        return names | {"test/silhouette/class", "test/silhouette/client"} if kept else names
+
     def _net(self, cell: Cell, model: Mapping[str, Any], training: Training, arrays: "Arrays") -> "Net":
         from fedbench import federation
 
@@ -410,7 +428,7 @@ class _Maker:
                     f"{place}.grid: cannot vary '{path}', only hyperparameters, preset and training.<setting>"
                 )
         for point in _points({"training": {}, **row}):
-            varied = " ".join(f"{path.rpartition('.')[2]}={_text(_at(point, path))}" for path in row.get("grid", {}))
+            varied = " ".join(f"{path.rpartition('.')[2]}={text(_at(point, path))}" for path in row.get("grid", {}))
             training = options.merge(part.get("training", {}), point["training"])
             recipe = {
                 "models": self._models(point, part, where),
@@ -531,10 +549,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     return flat
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _fact_name(name: str, facts: Sequence[Mapping[str, Scalar]], only: str) -> str:
     """Return the full name of a fact."""
     known = dict.fromkeys(itertools.chain(*facts))
@@ -553,7 +567,7 @@ def _is(name: str, facts: Mapping[str, Scalar], value: str) -> bool:
     if name not in facts:
         return False
     fact = facts[name]
-    if _text(fact) == value or (name == "method" and str(fact).startswith(f"{value} (")):
+    if value in (fact, text(fact)) or (name == "method" and str(fact).startswith(f"{value} (")):
         return True
     meant = read_value(value, "--only")
     return meant == fact and isinstance(meant, bool) == isinstance(fact, bool)

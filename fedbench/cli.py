@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 
 from fedbench import data_commands
 from fedbench.errors import InputError
+from fedbench.words import counted
 
 if TYPE_CHECKING:
     from fedbench import plugins
@@ -105,14 +106,17 @@ def run(
     """Run a suite's cells, as far as they are not done, and report."""
     from fedbench import executors
 
-    plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
-    if dry_run:
-        _describe(plan)
-        print(f"{len(_chosen(plan, policy))} of {len(plan.titles)} cells would run{_and_trials(plan)}")
-        return
     executors.check_device(device)
     if together > 1 and workers > 1:
         raise InputError(f"--workers {workers}: cells that are computed together want --workers 1")
+    plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
+    _check_asked(plan)
+    if dry_run:
+        todo = _chosen(plan, policy)
+        _jobs(plan, list(filter(_has_data, todo)), executors.Setting(plan.data, plan.suite.base), store=False)
+        _describe(plan)
+        print(f"{len(todo)} of {counted(len(plan.titles), 'cell')} would run{_and_trials(plan)}")
+        return
     with _locked(plan):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
         setting = replace(setting, together=together)
@@ -122,8 +126,8 @@ def run(
     if errors:
         first = errors[0]
         print(
-            f"fedbench: {len(errors)} of {len(plan.titles)} cells failed, first {plan.titles[first.cell.key]}: "
-            f"{first.line}; `fedbench show {first.cell.key}` tells more",
+            f"fedbench: {len(errors)} of {counted(len(plan.titles), 'cell')} failed, "
+            f"first {plan.titles[first.cell.key]}: {first.line}; `fedbench show {first.cell.key}` tells more",
             file=sys.stderr,
         )
         raise typer.Exit(2 if any(error.input for error in errors) else 1)
@@ -204,7 +208,9 @@ def report(
         file = Path(suite)
         _write_report(*results_csv.load(file), to or file.parent, wanted, figures)
     else:
-        _report(_plan(suite, only, sets, seeds, out, data), to, wanted, figures)
+        plan = _plan(suite, only, sets, seeds, out, data)
+        _check_asked(plan)
+        _report(plan, to, wanted, figures)
 
 
 @app.command()
@@ -296,9 +302,13 @@ def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(help="Port on this m
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a command is about; `titles` names each different cell, by its key, and `studies` what is tuned."""
+    """What a command is about: `cells`, of `every` one of the suite's.
+
+    `titles` names each different one, by its key, and `studies` what is tuned.
+    """
 
     suite: "Suite"
+    every: "list[Cell]"
     cells: "list[Cell]"
     titles: Mapping[str, str]
     studies: Mapping[str, str]
@@ -321,7 +331,7 @@ def _plan(
 
     `adapt` makes another suite of the one that was asked for.
     """
-    from fedbench import config, reference
+    from fedbench import asked, config, reference
     from fedbench.cells import NO_DATA, expand, fingerprints, select
     from fedbench.data import data_root
     from fedbench.store import Store
@@ -345,10 +355,11 @@ def _plan(
 
     every, cells = known(fetched=not fetch)
     published = reference.read(suite, every)
+    asked.check_facts(suite, every)
     tuned = {cell.study_key: cell for cell in reversed(cells) if cell.tuned}
     names = _titles(list(tuned.values())[::-1])
     studies = {key: names[cell.key] for key, cell in tuned.items()}
-    return _Plan(suite, cells, _titles(cells), studies, root, Store(out / suite.name), published)
+    return _Plan(suite, every, cells, _titles(cells), studies, root, Store(out / suite.name), published)
 
 
 def _locked(plan: _Plan) -> AbstractContextManager[None]:
@@ -412,7 +423,7 @@ def _at_once(plan: _Plan, cells: "Sequence[Cell]") -> int:
 def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | None") -> "list[CellError]":
     """Tune, run, store and log the chosen cells; return the failures."""
     todo = _chosen(plan, policy)
-    print(f"{plan.suite.name}: {len(plan.titles)} cells, {len(todo)} to run", flush=True)
+    print(f"{plan.suite.name}: {counted(len(plan.titles), 'cell')}, {len(todo)} to run", flush=True)
     jobs = _jobs(plan, todo, setting)
     with _kept(plan):
         tracker = _tune(plan, todo, setting, tracker)
@@ -496,7 +507,10 @@ def _tune(
     with tune.searches(todo, plan.store, storage or tune.default_storage(plan.store)) as found:
         jobs = _jobs(plan, [tune.probe(cell) for cell in todo], setting)
         partitions = {job.cell.partition_key: job.partition for job in jobs}
-        print(f"tuning: {sum(search.to_run for search in found)} trials to run for {len(found)} choices", flush=True)
+        print(
+            f"tuning: {counted(sum(one.to_run for one in found), 'trial')} to run for {counted(len(found), 'choice')}",
+            flush=True,
+        )
         with _progress([]) as progress:
             for search in found:
                 progress.expect(search.to_run, search.cell.recipe["training"]["rounds"])
@@ -559,7 +573,7 @@ def _and_trials(plan: _Plan) -> str:
     from fedbench import tune
 
     trials = sum(tune.wanting(cell, plan.store) for cell in tune.unfinished(plan.cells, plan.store))
-    return f", and {trials} trials before them" if trials else ""
+    return f", and {counted(trials, 'trial')} before that" if trials else ""
 
 
 def _trials(plan: _Plan) -> "list[Cell]":
@@ -574,13 +588,55 @@ def _studies(plan: _Plan) -> "list[Study]":
     return [study for cell in first.values() if (study := plan.store.study(cell))]
 
 
-def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting") -> "list[Job]":
+def _check_asked(plan: _Plan) -> None:
+    """Raise InputError if the suite asks for a metric that its cells do not measure, chosen or not."""
+    from fedbench import asked, tune
+    from fedbench.cells import Checker
+    from fedbench.executors import Setting, load_arrays
+
+    setting = Setting(plan.data, plan.suite.base)
+    checker = Checker(plan.suite.base)
+
+    def measured(cell: "Cell") -> set[str]:
+        return checker.metrics(cell, load_arrays(cell, setting), _partition(plan, cell, setting, store=False))
+
+    def perhaps_measured(cell: "Cell") -> set[str]:
+        with suppress(InputError):  # of a cell that is not asked for
+            return measured(cell)
+        return set()
+
+    others = map(perhaps_measured, _different(plan.every))
+    asked.check_metrics(plan.suite, itertools.chain(map(measured, _different(plan.cells)), others))
+    for cell in _different([cell for cell in plan.cells if cell.tuned]):
+        known, objective = measured(tune.probe(cell)), cell.recipe["tuning"]["objective"]
+        if known and objective not in known:
+            raise asked.refused(objective, known, f"{plan.suite.file}: tune.objective: {cell.label}")
+
+
+def _different(cells: "Sequence[Cell]") -> "list[Cell]":
+    """Return the first of the cells that differ in nothing but seeds and training, as far as their data are there."""
+    first: dict[str, Cell] = {}
+    for cell in filter(_has_data, cells):
+        partition = {**cell.recipe["partition"], "seed": None}
+        first.setdefault(
+            json.dumps([partition, *(cell.recipe[part] for part in ("dataset", "models", "method"))]), cell
+        )
+    return list(first.values())
+
+
+def _partition(plan: _Plan, cell: "Cell", setting: "Setting", store: bool) -> "Partition":
+    """Return a cell's partition, drawn if it is new; with `store` false it is not kept."""
+    draw = partial(_draw, cell, setting)
+    return plan.store.partition(cell, draw) if store or plan.store.card(cell) else draw()
+
+
+def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", store: bool = True) -> "list[Job]":
     """Return the cells with their partitions, drawn where they are new; InputError if anything cannot be trained."""
     from fedbench.cells import Checker
     from fedbench.executors import Job, load_arrays
 
     first = {cell.partition_key: cell for cell in reversed(cells)}
-    partitions = {key: plan.store.partition(cell, partial(_draw, cell, setting)) for key, cell in first.items()}
+    partitions = {key: _partition(plan, cell, setting, store) for key, cell in first.items()}
     checker = Checker(plan.suite.base)
     for cell in cells:
         checker.check(cell, load_arrays(cell, setting), partitions[cell.partition_key])

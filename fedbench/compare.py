@@ -14,13 +14,16 @@ from pathlib import Path
 
 from fedbench.cells import Scalar
 from fedbench.errors import InputError, unknown
+from fedbench.metrics import higher_is_better
 from fedbench.report import markdown
 from fedbench.report.formatted import chance, mean_and_std, named, number, signed
-from fedbench.report.layout import SEEDS, Member, fact, grouped, text
+from fedbench.report.layout import SEEDS, Member, fact, grouped
+from fedbench.report.provenance import OF_ONE_CELL
 from fedbench.report.table import Table
-from fedbench.results import Result, Results, higher_is_better, numbers
+from fedbench.results import Result, Results, numbers
 from fedbench.stats import LEVEL, Against, judge, paired, power
 from fedbench.store import Store
+from fedbench.words import text
 
 _NOTHING = "–"
 _DEFAULT = "test/accuracy"
@@ -317,13 +320,10 @@ def _judged(groups: Sequence[Group], metric: str) -> Iterator[Group]:
         yield Group(group.label, group.setting, group.matches, against.get(id(one)))
 
 
-_APART = ("started", "seconds", "partition", "host", "chosen")
-
-
 def _made(a: Results, b: Results) -> Iterator[tuple[str, str, str]]:
     """Yield what of versions and machines is not the same."""
     sides = [[result.provenance for result in one.cells if result.provenance] for one in (a, b)]
-    for word in dict.fromkeys(word for side in sides for record in side for word in record if word not in _APART):
+    for word in dict.fromkeys(word for side in sides for record in side for word in record if word not in OF_ONE_CELL):
         found = [", ".join(dict.fromkeys(text(record.get(word)) for record in side)) for side in sides]
         if found[0] != found[1] and all(found):
             yield word, found[0], found[1]

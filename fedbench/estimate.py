@@ -19,6 +19,7 @@ from fedbench.options import make
 from fedbench.partition import Partition
 from fedbench.settings import Training
 from fedbench.trainer import batches
+from fedbench.words import counted
 
 # What a round of calibration has: as many clients as are computed together on a CPU, batches and test samples of each.
 _CLIENTS, _BATCHES, _SAMPLES = 10, 2, 8
@@ -95,7 +96,7 @@ def estimate(cells: Iterable[Cell], setting: Setting, calibrate: bool = True) ->
 def in_words(estimates: Sequence[Estimate], workers: int = 1) -> str:
     """Return what some cells take together; `workers` compute one each at a time."""
     steps, seconds = (math.fsum(getattr(found, name) for found in estimates) for name in ("steps", "seconds"))
-    said = [f"{len(estimates)} cell{'s' * (len(estimates) != 1)}", f"{steps:,.0f} client-steps"]
+    said = [counted(len(estimates), "cell"), f"{steps:,.0f} client-steps"]
     if estimates and math.isfinite(seconds):
         company = f" with {workers} at a time" if workers > 1 else " one after the other"
         said.append(f"about {_duration(seconds / workers)}{company}")

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from operator import itemgetter
@@ -28,7 +28,7 @@ from fedbench.settings import Optimizer, Training
 from fedbench.trainer import Work
 from fedbench.wire import Diverged, Wire
 
-__all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "run", "simulate"]
+__all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "measured", "run", "simulate"]
 
 FloatTable = dict[str, NDArray[np.float64]]
 
@@ -323,6 +323,32 @@ def _check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
                     f"{type(method).__name__} cannot mix these architectures: "
                     f"'{name}' is {here} in model 0 and {there} in model {number}"
                 )
+
+
+def measured(
+    method: Method, nets: Sequence[Net], training: Training, arrays: Arrays, clients: int, splits: Collection[str]
+) -> set[str]:
+    """Return the names of all metrics of a federation whose clients have samples in `splits` ("test", "validation").
+
+    Found out before any training, by examining one sample under each model.
+    """
+    one = ClientArrays(arrays.x_train[:1], arrays.y_train[:1], arrays.x_train[:0], arrays.y_train[:0])
+    dtype, device = getattr(torch, training.dtype), nets[0].device
+    data = samples.from_clients([one], arrays.classes, dtype, device)
+    phases = method.phases(nets[0], training.epochs)
+    names = {f"train/loss/{phase.name}" for phase in phases if phase.epochs and len(phases) > 1}
+    for net in nets:
+        initial = net.init(0)
+        server = method.init_server(net, initial, clients, 0)
+        sent = Wire(clients, frozenset(net.buffers)).carry("evaluation", [0], stack([method.send(server, 0)]))
+        down = tree_map(lambda tensor: tensor[0], sent)
+        params = method.start(net, method.init_client(net, initial), down)
+        examples = [evaluation.examine(method, net, params, down, data, data.train[0], data.own[0])]
+        own, more = evaluation.client_metrics(examples), evaluation.summaries(method, examples)
+        names |= {f"{split}/{name}" for split in splits for name in (*own, *more)}
+        names |= {f"train/{name}" for name in own if name.partition("/")[0] == "loss"}
+        names |= {f"local/{name}" for name in own if "test" in splits}
+    return names
 
 
 def _shapes(message: Message) -> dict[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedbench import stats
 from fedbench.cells import Cell, chosen_facts, source
 from fedbench.data import data_root
+from fedbench.metrics import higher_is_better
 from fedbench.store import Status, Store
 from fedbench.studies import Study
 
@@ -196,11 +197,6 @@ class Costs:
     steps: float
     samples: float
     seconds: float
-
-
-def higher_is_better(metric: str) -> bool:
-    """Return whether more of a metric is better, which holds for all but losses."""
-    return "loss" not in metric.split("/")
 
 
 def summarise(numbers: Numbers, metric: str) -> Summary:

@@ -21,6 +21,7 @@ from fedbench import cells, space
 from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.executors import Executor, Job, OnRound, Results, Setting
+from fedbench.metrics import higher_is_better
 from fedbench.options import one_line
 from fedbench.store import CellError, Record, Store
 from fedbench.studies import State, Study, Trial
@@ -83,8 +84,6 @@ def why_not(cell: Cell, study: Study | None) -> str:
 def searches(tuned: Sequence[Cell], store: Store, url: str) -> Iterator[list["Search"]]:
     """Open the studies of some tuned cells in an Optuna storage; InputError if it cannot be reached."""
     import optuna
-
-    from fedbench.results import higher_is_better
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _reaching(url):

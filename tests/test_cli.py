@@ -19,6 +19,8 @@ from conftest import Tiny
 from rich.console import Console
 
 from fedbench import cli
+from fedbench.cells import Checker
+from fedbench.executors import Setting, load_arrays
 from fedbench.progress import Bar, Lines
 from fedbench.store import Store
 
@@ -327,6 +329,57 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
     assert (code, err.count("\n")) == (2, 1)
     assert "line 2, column" in err
     assert contents(tiny) == before
+
+
+ASKED: list[tuple[dict[str, Any], str]] = [
+    ({"metric": "test/acuracy"}, "tiny.yaml: metric: unknown metric 'test/acuracy'; did you mean 'test/accuracy'?"),
+    ({"further_metrics": ["test/los"]}, "tiny.yaml: further_metrics: unknown metric 'test/los'; did you mean"),
+    ({"figure": {"x": "k", "y": "test/accuracy"}}, "tiny.yaml: figure.x: unknown fact 'k'"),
+    ({"figure": {"x": "seed", "y": "acc"}}, "tiny.yaml: figure.y: unknown metric 'acc'"),
+    ({"metric": "validation/loss"}, "metric: no 'validation/loss', since no client of the partition has validation"),
+    ({"tune": {"objective": "validation/acc"}}, "tiny.yaml: tune.objective: local: unknown metric 'validation/acc'"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), ASKED, ids=[said for _, said in ASKED])
+def test_what_no_cell_measures_is_refused_before_anything_runs(
+    fedbench: Run, tiny: Tiny, change: dict[str, Any], said: str
+) -> None:
+    tiny.change(**change)
+    for more in ([], ["--dry-run"]):
+        code, out, err = fedbench(*arguments(tiny, *more))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+    assert not tiny.out.exists()
+
+
+def test_every_metric_that_is_measured_may_be_asked_for(fedbench: Run, tiny: Tiny) -> None:
+    tiny.change(
+        methods={"fedproto": {}, "fedrep": {}},
+        partition={"name": "iid", "clients": 4, "validation": 0.2},
+        keep=["embeddings"],
+    )
+    assert fedbench(*arguments(tiny))[0] == 0
+    store = Store(tiny.out / "tiny")
+    measured = sorted({name for key in store.finished() for name in store.get(key).outcome.metrics})
+    tiny.change(further_metrics=measured)
+    code, _, err = fedbench(*arguments(tiny, "--out", "again", "--dry-run"))
+    assert (code, err) == (0, "")
+    checker, (cell, *_) = Checker(tiny.file.parent), tiny.cells()
+    arrays = load_arrays(cell, Setting(tiny.data, tiny.file.parent))
+    partition = store.partition(cell, lambda: pytest.fail("it is there"))
+    assert set().union(*(checker.metrics(one, arrays, partition) for one in tiny.cells())) == set(measured)
+
+
+def test_a_metric_of_a_row_that_is_not_selected_stays_blank(fedbench: Run, tiny: Tiny) -> None:
+    tiny.change(further_metrics=["test/accuracy/prototype_all"])
+    code, out, err = fedbench(*arguments(tiny, "--only", "method=fedavg"))
+    assert (code, err) == (0, "")
+    assert "further metrics" in out
+    code, _, err = fedbench("report", str(tiny.file), "--only", "method=fedavg", "--format", "csv,html")
+    assert (code, err) == (0, "")
+    code, _, err = fedbench("report", str(tiny.out / "tiny" / "results.csv"), "--format", "html")
+    assert (code, err) == (0, "")
 
 
 def test_a_damaged_data_file_is_found_before_anything_runs(fedbench: Run, tiny: Tiny) -> None:

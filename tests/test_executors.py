@@ -177,7 +177,9 @@ def test_closing_ends_the_workers(tiny: Tiny) -> None:
 def _still_working(pids: list[int]) -> list[str]:
     found = []
     for pid in pids:
-        with_arguments = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+        with_arguments = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True
+        ).stdout
         if "spawn_main" in with_arguments:
             found.append(with_arguments)
     return found

@@ -13,7 +13,6 @@ from rich.console import Console
 from fedbench.cells import Cell
 from fedbench.config import Suite
 from fedbench.data import About
-from fedbench.errors import InputError
 from fedbench.federation import Outcome
 from fedbench.reference import Reference
 from fedbench.report import FORMATS, compare, markdown, terminal
@@ -369,8 +368,6 @@ def test_a_metric_that_a_row_does_not_have() -> None:
     other = Result(cell("fedproto"), "completed", "", numbers(with_other), PROVENANCE)
     comparison = compared(other, done(cell("local"), 0.5, 0.5), metric="test/accuracy/prototype")
     assert [row[1] for row in comparison.tables[0].rows] == ["25.00 ± 0.00", "not measured"]
-    with pytest.raises(InputError, match="unknown metric 'test/acuracy'; did you mean 'test/accuracy'"):
-        compared(other, metric="test/acuracy")
 
 
 def test_a_store_without_any_outcome_still_has_a_report() -> None:
@@ -444,8 +441,8 @@ def test_further_metrics_have_a_table() -> None:
     found = table(comparison, "further metrics")
     assert found.head == ("row", "test/loss", "test/accuracy/head (%)")
     assert found.rows == (("fedavg", "2.5000 ± 0.2500", "30.00 ± 10.00"),)
-    with pytest.raises(InputError, match="unknown metric 'test/los'; did you mean 'test/loss'"):
-        compared(*results, further=["test/los"])
+    found = table(compared(*results, further=["test/other"]), "further metrics")  # of a row that was not selected
+    assert found.rows == (("fedavg", ""),)
 
 
 # --- where cells stand

@@ -10,7 +10,8 @@ from fedbench.cells import Cell, draw_partition, run_cell, source
 from fedbench.data import load
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
-from fedbench.results import Costs, Result, Results, Summary, collect, costs, higher_is_better, numbers, summarise
+from fedbench.metrics import higher_is_better
+from fedbench.results import Costs, Result, Results, Summary, collect, costs, numbers, summarise
 from fedbench.store import CellError, Record, Store
 
 if TYPE_CHECKING:

@@ -54,8 +54,7 @@ def write(
     """Write a comparison's files into a folder, and yield each one's path (that of `figures/` for all of them).
 
     Besides `FORMATS` there is csv: results.csv, from which all of it can be written again (see
-    `fedbench.results_csv`), and summary.csv, a line for each cell with its settings and what it came to.  InputError if
-    the suite asks for a figure of what its cells do not have.
+    `fedbench.results_csv`), and summary.csv, a line for each cell with its settings and what it came to.
     """
     drawn = figures.figures(results, suite) if save_figures or "html" in formats else ()
     folder.mkdir(parents=True, exist_ok=True)

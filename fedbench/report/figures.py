@@ -10,32 +10,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench.asked import figure_axis
 from fedbench.cells import Scalar
 from fedbench.config import Axes, Suite
-from fedbench.errors import InputError, unknown
+from fedbench.metrics import higher_is_better, is_percentage
 from fedbench.report import embeddings
-from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, names, text, values
+from fedbench.report.formatted import named
+from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, names, values
 from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Ranks, Strip, compact
 from fedbench.report.standing import over_data_sets
 from fedbench.report.table import CONTROL
 from fedbench.report.tuning import Choice, choices
-from fedbench.results import Numbers, Results, higher_is_better
+from fedbench.results import Numbers, Results
 from fedbench.stats import Ranking
+from fedbench.words import text
 
 _WORST = 12  # clients shown among the worst
 _APART = 20.0  # how far budgets of methods must be apart for a logarithmic axis
 
 
 def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
-    """Return the suite's own figures, then those of each setting, each of which has a name of its own.
-
-    InputError if the suite's `figure` has a fact or a metric that its cells do not have.
-    """
+    """Return the suite's own figures, then those of each setting, each of which has a name of its own."""
     members = [Member(result, suite.metric) for result in results.cells]
     layout = arrange(members)
     looks = _looks(members)
     found = [*_embeddings(members, layout)]
-    found += list(_asked(suite.figure, members, looks, results.metrics(), suite.file)) if suite.figure else []
+    found += list(_asked(suite.figure, members, looks)) if suite.figure else []
     for title, group in grouped(members, lambda member: _setting(layout, member)).items():
         setting = _Setting(title, group, looks, suite.metric, results.cards)
         found += setting.figures()
@@ -64,21 +64,13 @@ def _looks(members: Sequence[Member]) -> dict[str, int]:
 # --- words and numbers
 
 
-def _percent(metric: str) -> bool:
-    return "accuracy" in metric.split("/")
-
-
-def _axis(metric: str) -> str:
-    return f"{metric} (%)" if _percent(metric) else metric
-
-
 def _scaled(values: Any, metric: str) -> NDArray[np.float64]:
-    scaled: NDArray[np.float64] = np.asarray(values, np.float64) * (100 if _percent(metric) else 1)
+    scaled: NDArray[np.float64] = np.asarray(values, np.float64) * (100 if is_percentage(metric) else 1)
     return scaled
 
 
 def _written(value: float, metric: str) -> str:
-    return f"{100 * value:.1f} %" if _percent(metric) else f"{value:.4f}"
+    return f"{100 * value:.1f} %" if is_percentage(metric) else f"{value:.4f}"
 
 
 def _ranked(numbers: Mapping[str, float], metric: str) -> list[tuple[str, float]]:
@@ -157,7 +149,7 @@ def _tuning(place: str, found: Sequence[Choice], looks: Mapping[str, int]) -> Fi
         f"The best {metric}, mean over clients in the last round, of the trials up to each number. A curve that still "
         f"rises at the end says that more trials may find better values. In the end: {said}.",
         f"Best {metric} by number of trials. In the end: {said}.",
-        Lines("trial", _axis(metric), tuple(lines), dots=True),
+        Lines("trial", named(metric), tuple(lines), dots=True),
     )
 
 
@@ -247,7 +239,7 @@ class _Setting:
             f"How fast each row learns, and whether it still rises when it is measured for the table. "
             f"{self._ending()} {self._band()}",
             alt,
-            Lines("round", _axis(self.metric), tuple(lines)),
+            Lines("round", named(self.metric), tuple(lines)),
         )
         sending = {label: curve for label, curve in self.curves.items() if curve.sent[-1] > 0}
         silent = {label: curve for label, curve in self.curves.items() if label not in sending}
@@ -268,7 +260,7 @@ class _Setting:
                 f"{alt} Uploaded by then: {_uploads(sending)}.",
                 Lines(
                     "scalars uploaded by all clients so far",
-                    _axis(self.metric),
+                    named(self.metric),
                     tuple(self._line(label, curve.sent, curve) for label, curve in sending.items()),
                     tuple(levels),
                     log=True,
@@ -283,7 +275,7 @@ class _Setting:
             "The same against work: optimiser steps of all clients so far, so that methods which train longer in a "
             f"round gain nothing by it. {self._band()}",
             f"{alt} Steps by then: {_work(self.curves)}.",
-            Lines("client-steps so far", _axis(self.metric), tuple(lines), log=log),
+            Lines("client-steps so far", named(self.metric), tuple(lines), log=log),
         )
 
     def _line(self, label: str, x: NDArray[np.float64], curve: "_Curve") -> Line:
@@ -321,7 +313,7 @@ class _Setting:
             f"bar the middle half of clients. A long left tail is clients whom the method leaves behind. Clients are "
             f"furthest apart under {widest}.",
             said + ".",
-            Strip(_axis(self.metric), shown),
+            Strip(named(self.metric), shown),
         )
 
     def _worst(self) -> Figure:
@@ -353,8 +345,8 @@ class _Setting:
                 tuple(str(client) for client in order),
                 tuple(self._name(label) for label in table),
                 tuple(_floats(row) for row in shown),
-                _axis(self.metric),
-                digits=0 if _percent(self.metric) else 2,
+                named(self.metric),
+                digits=0 if is_percentage(self.metric) else 2,
             ),
         )
 
@@ -484,21 +476,13 @@ def _work(curves: Mapping[str, _Curve]) -> str:
 # --- the figures that a suite asks for
 
 
-def _asked(
-    axes: Axes, members: Sequence[Member], looks: Mapping[str, int], known: Sequence[str], file: str
-) -> Iterator[Figure]:
-    """Yield a figure of each metric against a fact."""
-    facts = names(members)
-    meant = [name for name in facts if name == axes.x] or [name for name in facts if name.endswith(f".{axes.x}")]
-    if len(meant) != 1:
-        short = [name.removeprefix("method.") for name in facts]
-        raise InputError(f"{file}: figure.x: {unknown('fact', axes.x, short)}")
+def _asked(axes: Axes, members: Sequence[Member], looks: Mapping[str, int]) -> Iterator[Figure]:
+    """Yield a figure of each metric against a fact, as far as there are cells with both."""
+    axis = figure_axis(axes.x, names(members))
     for metric in axes.y:
-        if known and metric not in known:
-            raise InputError(f"{file}: figure.y: {unknown('metric', metric, known)}")
         measured = [member for member in members if member.summarised(metric)]
-        if any(meant[0] in member.facts for member in measured):
-            yield _Sweep(meant[0], metric, measured, looks).figure()
+        if axis and any(axis in member.facts for member in measured):
+            yield _Sweep(axis, metric, measured, looks).figure()
 
 
 @dataclass(frozen=True)
@@ -549,7 +533,7 @@ class _Sweep:
             f"In the last evaluated round, mean over clients; {band} of partition and run seed. {said}."
             + (" Level lines are rows that do not have this setting." if levels else ""),
             f"{self.metric} against {short}. {said}.",
-            Lines(short, _axis(self.metric), tuple(lines.values()), levels, dots=True, ticks=self.ticks),
+            Lines(short, named(self.metric), tuple(lines.values()), levels, dots=True, ticks=self.ticks),
         )
 
     def _look(self, label: str, row: Sequence[Member]) -> int:

@@ -2,15 +2,12 @@
 
 import math
 
-
-def percent(metric: str) -> bool:
-    """Return whether a metric is shown in percent."""
-    return "accuracy" in metric.split("/")
+from fedbench.metrics import is_percentage
 
 
 def named(metric: str) -> str:
     """Return a metric's name with its unit."""
-    return metric + (" (%)" if percent(metric) else "")
+    return metric + (" (%)" if is_percentage(metric) else "")
 
 
 def plain(value: float, digits: int) -> str:
@@ -20,7 +17,7 @@ def plain(value: float, digits: int) -> str:
 
 def number(value: float, metric: str) -> str:
     """Return a value of a metric."""
-    return plain(100 * value, 2) if percent(metric) else plain(value, 4)
+    return plain(100 * value, 2) if is_percentage(metric) else plain(value, 4)
 
 
 def mean_and_std(mean: float, std: float, metric: str) -> str:

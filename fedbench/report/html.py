@@ -16,6 +16,7 @@ from fedbench.report import plots
 from fedbench.report.layout import grouped
 from fedbench.report.plots import Figure
 from fedbench.report.table import BEST, Comparison
+from fedbench.words import counted
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,9 @@ def _chips(comparison: Comparison) -> list[str]:
     cells = f"{planned} cells, all finished" if done == planned else f"{done} of {planned} cells finished"
     seeds = max(entry.planned for entry in entries)
     return [
-        _counted(len(rows), "row"),
-        *([_counted(settings, "setting")] if settings > 1 else []),
-        f"{_counted(seeds, 'pair')} of seeds",
+        counted(len(rows), "row"),
+        *([counted(settings, "setting")] if settings > 1 else []),
+        f"{counted(seeds, 'pair')} of seeds",
         cells,
         comparison.metric,
     ]
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

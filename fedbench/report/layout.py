@@ -1,7 +1,6 @@
 """Which cells stand where: what tells the cells of one row apart makes columns and blocks."""
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TypeVar
 
 from fedbench.cells import Scalar
 from fedbench.results import Costs, Result, Summary, costs, summarise
+from fedbench.words import text
 
 SEEDS = ("partition_seed", "seed")
 
@@ -151,11 +151,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def text(value: object) -> str:
-    """Return a plain value as a suite would have it."""
-    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def fact(name: str, facts: Mapping[str, Scalar]) -> str:

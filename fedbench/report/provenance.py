@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedbench.config import Suite
-from fedbench.report.layout import SEEDS, Layout, Member, fact, grouped, names, text, values
+from fedbench.report.layout import SEEDS, Layout, Member, fact, grouped, names, values
 from fedbench.results import Result, Results
+from fedbench.words import text
+
+OF_ONE_CELL = ("started", "seconds", "partition", "host", "chosen")
+"""Words of a cell's provenance that are not listed, since each cell has its own, or nobody else needs to know."""
 
 
 def row_settings(members: Sequence[Member], layout: Layout) -> list[tuple[str, str, str]]:
@@ -101,8 +105,7 @@ def _plugins(results: Results) -> list[tuple[str, str]]:
 
 def _made(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return how the finished cells were made: versions and machines, and the time it took."""
-    apart = ("started", "seconds", "partition", "host", "chosen")
-    words = dict.fromkeys(word for record in records for word in record if word not in apart)
+    words = dict.fromkeys(word for record in records for word in record if word not in OF_ONE_CELL)
     found = {word: [record[word] for record in records if record.get(word) is not None] for word in words}
     pairs = [(word, _listed(known)) for word, known in found.items() if known]
     if records:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedbench.config import Suite
-from fedbench.errors import unknown
+from fedbench.metrics import higher_is_better
 from fedbench.reference import Published, Reference
 from fedbench.report import tuning
 from fedbench.report.formatted import chance, mean_and_std, named, number, plain, signed
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
 from fedbench.report.standing import Standing, over_data_sets, standings
-from fedbench.results import Results, higher_is_better
+from fedbench.results import Results
 from fedbench.stats import LEVEL, Against, Ranking, power
 
 CONTROL = "local"
@@ -120,14 +120,7 @@ class Comparison:
 
 
 def compare(results: Results, suite: Suite, reference: Reference | None = None) -> Comparison:
-    """Return the comparison of a suite's cells; nothing but the arguments enters.
-
-    InputError if none of the finished cells has measured one of the suite's metrics.
-    """
-    known = results.metrics()
-    for metric in (suite.metric, *suite.further_metrics):
-        if known and metric not in known:
-            raise unknown("metric", metric, known)
+    """Return the comparison of a suite's cells; nothing but the arguments enters."""
     members = [Member(result, suite.metric) for result in results.cells]
     layout = arrange(members)
     beside = _Beside(suite.further_metrics, reference)

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbench import space
-from fedbench.report.layout import Layout, Member, fact, grouped, text
+from fedbench.metrics import is_percentage
+from fedbench.report.formatted import number, plain
+from fedbench.report.layout import Layout, Member, fact, grouped
 from fedbench.studies import Study
+from fedbench.words import text
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,11 @@ class Choice:
     def so_far(self) -> tuple[tuple[int, float], ...]:
         """The best value after each trial that improved on those before it: (number of the trial, value)."""
         found: list[tuple[int, float]] = []
-        for number, trial in enumerate(self.study.trials):
+        for place, trial in enumerate(self.study.trials):
             if trial.state != "completed" or trial.value is None:
                 continue
             if not found or ((trial.value > found[-1][1]) == self.study.maximise and trial.value != found[-1][1]):
-                found.append((number, trial.value))
+                found.append((place, trial.value))
         return tuple(found)
 
 
@@ -58,11 +61,6 @@ def _order(label: str, members: Sequence[Member]) -> int:
     return next(place for place, member in enumerate(members) if member.label == label)
 
 
-def percent(metric: str) -> bool:
-    """Return whether a metric is shown in percent."""
-    return "accuracy" in metric.split("/")
-
-
 # --- as tables: title, head, rows, columns of text
 
 Formatted = tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...], int]
@@ -80,10 +78,13 @@ def tables(found: Sequence[Choice]) -> list[Formatted]:
         return (choice.label, *([choice.place] if placed else []))
 
     metrics = " / ".join(dict.fromkeys(choice.study.objective for choice in found))
-    unit = " (%)" if all(percent(choice.study.objective) for choice in found) else ""
+    unit = " (%)" if all(is_percentage(choice.study.objective) for choice in found) else ""
     values = [(*begin(choice), *line) for choice in found for line in _values(choice)]
     spent = [(*begin(choice), *_spent(choice)) for choice in found]
-    curve = [(*begin(choice), ", ".join(f"{n}: {_number(v, choice)}" for n, v in choice.so_far)) for choice in found]
+    curve = [
+        (*begin(choice), ", ".join(f"{n}: {number(v, choice.study.objective)}" for n, v in choice.so_far))
+        for choice in found
+    ]
     return [
         ("Tuning: chosen values", (*start, "setting", "searched", "suite", "chosen"), tuple(values), lead + 2),
         (
@@ -131,17 +132,13 @@ def _spent(choice: Choice) -> tuple[str, ...]:
         str(len(trials)) if len(trials) == choice.aim else f"{len(trials)} of {choice.aim}",
         str(states.count("pruned")),
         str(states.count("failed")),
-        "none" if best is None else _number(best, choice),
-        "" if own is None else _number(own, choice),
+        "none" if best is None else number(best, choice.study.objective),
+        "" if own is None else number(own, choice.study.objective),
         "" if choice.best is None else str(choice.best),
-        f"{sum(trial.steps for trial in trials):,.0f}",
-        f"{sum(trial.up_scalars for trial in trials) / 1000:,.2f}",
-        f"{sum(trial.seconds for trial in trials):,.1f}",
+        plain(sum(trial.steps for trial in trials), 0),
+        plain(sum(trial.up_scalars for trial in trials) / 1000, 2),
+        plain(sum(trial.seconds for trial in trials), 1),
     )
-
-
-def _number(value: float, choice: Choice) -> str:
-    return f"{100 * value:.2f}" if percent(choice.study.objective) else f"{value:.4f}"
 
 
 def reading(found: Sequence[Choice]) -> list[str]:
