@@ -19,6 +19,7 @@ from fedbench.space import Tune
 from fedbench.words import text
 
 if TYPE_CHECKING:
+    from fedbench.checkpoint import Checkpoint
     from fedbench.data import Arrays, DataSource
     from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
@@ -210,10 +211,12 @@ def run_cell(
     base: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
     stop: "Stop | None" = None,
+    checkpoint: "Checkpoint | None" = None,
 ) -> "Outcome":
     """Train and evaluate one cell; `on_round` is called with the rounds done and the rounds there are.
 
-    A trial has no test samples, also not among its arrays; `stop` may end it early.  InputError if a plugin's file is
+    A trial has no test samples, also not among its arrays; `stop` may end it early.  A `checkpoint` is what it goes on
+    from, and where it saves its progress.  InputError if a plugin's file is
     no longer what the recipe says, or model, data and method do not fit.
     """
     from fedbench import federation
@@ -236,6 +239,7 @@ def run_cell(
         on_round=on_round,
         stop=stop,
         keep=cell.recipe.get("keep", ()),
+        checkpoint=checkpoint,
     )
 
 

@@ -62,6 +62,9 @@ _Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
 _Together = Annotated[
     int, typer.Option(min=1, help="Cells computed as one program, where they differ in seeds and numbers alone.")
 ]
+_Checkpoint = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="How often cells under way are saved; 0: after every round.")
+]
 _TrackingUri = Annotated[
     str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
 ]
@@ -97,6 +100,7 @@ def run(
     engine: _Engine = "auto",
     threads: _Threads = 1,
     together: _Together = 1,
+    checkpoint: _Checkpoint = 30.0,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = "",
@@ -119,7 +123,7 @@ def run(
         return
     with _locked(plan):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
-        setting = replace(setting, together=together)
+        setting = replace(setting, together=together, checkpoint=checkpoint)
         errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
     if any(plan.store.has(cell) for cell in plan.cells):
         _report(plan)
@@ -151,6 +155,7 @@ def tune(
     engine: _Engine = "auto",
     threads: _Threads = 1,
     together: _Together = 1,
+    checkpoint: _Checkpoint = 30.0,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = "",
@@ -165,7 +170,7 @@ def tune(
     executors.check_device(device)
     with _locked(plan):
         setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads)
-        setting = replace(setting, together=together)
+        setting = replace(setting, together=together, checkpoint=checkpoint)
         with _kept(plan):
             tracker = _tune(plan, cells, setting, _tracker(plan, tracking_uri, out), storage)
             _log(plan, _trials(plan), tracker, print)
@@ -409,7 +414,10 @@ def _setting(plan: _Plan, many: int, device: str, engine: "EngineName", workers:
     from fedbench import executors
 
     most = max(1, executors.usable_cores() // threads) if device == "cpu" else 1
-    return executors.Setting(plan.data, plan.suite.base, device, min(workers or most, max(many, 1)), threads, engine)
+    at_once = min(workers or most, max(many, 1))
+    return executors.Setting(
+        plan.data, plan.suite.base, device, at_once, threads, engine, checkpoints=plan.store.checkpoints
+    )
 
 
 def _at_once(plan: _Plan, cells: "Sequence[Cell]") -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
+    from fedbench.checkpoint import Checkpoint
     from fedbench.data import Arrays
     from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
@@ -57,7 +58,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all jobs share: the data folder, the folder that plugin paths start from, the device, threads per cell."""
+    """What all jobs share.
+
+    - `data`: the data folder; `base`: the folder that plugin paths start from.
+    - `threads`: per cell.
+    - `checkpoints`: the folder in which whoever computes a cell saves its progress, if anybody is to; `checkpoint`: how
+      often, in seconds.
+    """
 
     data: Path
     base: Path
@@ -66,6 +73,8 @@ class Setting:
     threads: int = 1
     engine: "EngineName | Engine" = "auto"
     together: int = 1
+    checkpoints: Path | None = None
+    checkpoint: float = 30.0
 
 
 OnRound = Callable[[Cell, int, int], None]
@@ -111,7 +120,10 @@ def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judg
 
 
 def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
-    """Run up to `setting.together` jobs of one kind at a time as one stacked program; those of a kind alone, alone."""
+    """Run up to `setting.together` jobs of one kind at a time as one stacked program; those of a kind alone, alone.
+
+    Nothing is saved of cells under way: what they come to would depend, by rounding, on how far each of them was.
+    """
     import torch
 
     from fedbench.engines.choice import Chosen
@@ -133,7 +145,7 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
             chosen = Chosen(torch.device(setting.device), setting.threads, measured=setting.engine == "auto")
 
             def attempt(engine: "Engine", job: Job) -> Record | CellError:
-                return _attempt(job, replace(setting, engine=engine), on_round, judge)
+                return _attempt(job, replace(setting, engine=engine, checkpoints=None), on_round, judge)
 
             yield from play_together([partial(attempt, job=job) for job in batch], chosen)
     finally:
@@ -266,9 +278,18 @@ class _Question:
 def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
     cell = job.cell
     begin, clock = datetime.now(UTC), time.perf_counter()
+    settled = cells.settle(cell, job.chosen["values"]) if cell.tuned else cell
+    made = {
+        **_machine(setting.device),
+        "device": setting.device,
+        "threads": setting.threads,
+        "engine": setting.engine if isinstance(setting.engine, str) else "together",
+        "partition": job.partition.hash,
+    }
+    checkpoint = _checkpoint(cell.key, {**made, "recipe": settled.key, "code": _code()}, setting)
     try:
         outcome = cells.run_cell(
-            cells.settle(cell, job.chosen["values"]) if cell.tuned else cell,
+            settled,
             load_arrays(cell, setting),
             job.partition,
             device=setting.device,
@@ -277,21 +298,25 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Rec
             base=setting.base,
             on_round=lambda done, total: on_round(cell, done, total),
             stop=_stop(job, judge) if job.objective else None,
+            checkpoint=checkpoint,
         )
     except Exception as error:
         bad = isinstance(error, InputError)
         return CellError(cell, str(error) if bad else one_line(error), traceback.format_exc(), bad)
-    made = {
-        **_machine(setting.device),
-        "device": setting.device,
-        "threads": setting.threads,
-        "engine": setting.engine if isinstance(setting.engine, str) else "together",
-        "partition": job.partition.hash,
-        "started": begin.isoformat(timespec="microseconds"),
-        "seconds": time.perf_counter() - clock,
-        **({"chosen": dict(job.chosen)} if cell.tuned else {}),
-    }
-    return Record(cell, outcome, made)
+    made |= {"started": begin.isoformat(timespec="microseconds"), "seconds": time.perf_counter() - clock}
+    if checkpoint and checkpoint.resumed:
+        made["resumed"] = f"after round {checkpoint.resumed}"
+    return Record(cell, outcome, {**made, **({"chosen": dict(job.chosen)} if cell.tuned else {})})
+
+
+def _checkpoint(key: str, about: Mapping[str, Any], setting: Setting) -> "Checkpoint | None":
+    """Return where a cell's progress is saved; `about` is all that its numbers depend on, and the host."""
+    from fedbench.checkpoint import Checkpoint
+
+    if setting.checkpoints is None:
+        return None
+    relevant = {name: value for name, value in about.items() if name != "host"}
+    return Checkpoint(setting.checkpoints / f"{key}.pt", relevant, setting.checkpoint)
 
 
 def _stop(job: Job, judge: Judge) -> "Stop":
@@ -319,6 +344,15 @@ def _machine(device: str) -> dict[str, Any]:
         "cpu": _cpu(),
     }
     return {**made, "gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else made
+
+
+@cache
+def _code() -> str:
+    """Return the hash of fedbench's own code, as it is on the disk."""
+    package = Path(__file__).parent
+    folders = sorted(os.walk(package, followlinks=True))
+    files = [Path(folder, name) for folder, _, names in folders for name in sorted(names) if name.endswith(".py")]
+    return data.hash_files(files)[:16]
 
 
 def _commit() -> str | None:

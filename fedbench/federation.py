@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbench import evaluation, keys, samples
+from fedbench.checkpoint import Checkpoint
 from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
 from fedbench.engines.choice import EngineName
@@ -145,21 +146,23 @@ def run(
     on_round: Callable[[int, int], None] | None = None,
     stop: Stop | None = None,
     keep: Sequence[Literal["embeddings"]] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Train a method on a partition of a data set.
 
     Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
     called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers: embeddings come
-    with their silhouettes, in the last round.  Raises `InputError` if method, models and data do not fit together.
+    with their silhouettes, in the last round.  With a `checkpoint` it goes on from there, if it can, and ends the same.
+    Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = make_setup(method, models, data, training, seed)
     setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
     if "embeddings" not in keep:
-        return play(setup, on_round, stop)
+        return play(setup, on_round, stop, checkpoint)
     nets = {client: group.net for group in setup.groups for client in group.clients}
     embeddings = Embeddings(nets, data)
-    outcome = play(replace(setup, probe=embeddings.look, watch_merge=embeddings.watch), on_round, stop)
+    outcome = play(replace(setup, probe=embeddings.look, watch_merge=embeddings.watch), on_round, stop, checkpoint)
     return _with(outcome, embeddings.arrays()) if outcome.status == "completed" else outcome
 
 
@@ -358,26 +361,83 @@ def _shapes(message: Message) -> dict[str, tuple[int, ...]]:
 # --- rounds
 
 
-def play(setup: Setup, on_round: Callable[[int, int], None] | None = None, stop: Stop | None = None) -> Outcome:
-    """Return the outcome of all rounds; divergence ends them early, and so may `stop`."""
+def play(
+    setup: Setup,
+    on_round: Callable[[int, int], None] | None = None,
+    stop: Stop | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Outcome:
+    """Return the outcome of all rounds; divergence ends them early, and so may `stop`.
+
+    Of what a `checkpoint` holds, `on_round` is told the rounds done, and `stop` every round, as if it were played.
+    """
     began = time.perf_counter()
-    records: list[Record] = []
+    state, records, initial, spent = _resumed(setup, checkpoint) or _begun(setup)
+    if records and on_round:
+        on_round(len(records), setup.training.rounds)
+    for number, record in enumerate(records, 1):
+        if stop:
+            stop(number, record.metrics)
     status: Literal["completed", "diverged", "stopped"] = "completed"
     message = ""
-    state = first_state(setup)
-    initial: FloatTable = {}
+
+    def outcome() -> Outcome:
+        total = spent + time.perf_counter() - began
+        return replace(_outcome(setup, records, status, message, total), initial=initial)
+
     try:
-        initial = evaluate(setup, state, Wire(setup.data.clients, setup.buffers))
-        for record in rounds(setup, state):
-            records.append(record[1])
+        for later, record in rounds(setup, state):
+            records.append(record)
             if on_round:
                 on_round(len(records), setup.training.rounds)
-            if stop and len(records) < setup.training.rounds and stop(len(records), record[1].metrics):
+            if len(records) == setup.training.rounds:
+                break
+            if stop and stop(len(records), record.metrics):
                 status, message = "stopped", f"round {len(records)}"
                 break
+            if checkpoint and checkpoint.due:
+                checkpoint.save(_progress(later, outcome()))
     except Diverged as divergence:
         status, message = "diverged", f"round {len(records) + 1}: {divergence}"
-    return replace(_outcome(setup, records, status, message, time.perf_counter() - began), initial=initial)
+    return outcome()
+
+
+def _begun(setup: Setup) -> tuple[State, list[Record], FloatTable, float]:
+    """Return a federation before round 1: state, records, what was measured, and seconds spent."""
+    state = first_state(setup)
+    return state, [], evaluate(setup, state, Wire(setup.data.clients, setup.buffers)), 0.0
+
+
+def _progress(state: State, outcome: Outcome) -> dict[str, Any]:
+    """Return a state and what came out so far as tensors and plain values."""
+    tables = {name: _each(torch.from_numpy, getattr(outcome, name)) for name in _TABLES}
+    where = {"round": state.round_number, "server": state.server, "kept": state.kept}
+    return {**where, "tables": tables, "seconds": outcome.seconds}
+
+
+def _resumed(setup: Setup, checkpoint: Checkpoint | None) -> tuple[State, list[Record], FloatTable, float] | None:
+    """Return what `_begun` does, as it was when the checkpoint was saved; None if there is none."""
+    held = checkpoint.load() if checkpoint else None
+    if held is None:
+        return None
+    state = State(held["round"], held["server"], held["kept"])
+    setup.watch_merge({}, state.server)
+    tables = {name: _each(torch.Tensor.numpy, table) for name, table in held["tables"].items()}
+    initial, seconds = tables.pop("initial"), held["seconds"]
+    records = [
+        Record(
+            **{name: _each(itemgetter(row), table) for name, table in tables.items()}, seconds=dict.fromkeys(seconds, 0)
+        )
+        for row in range(state.round_number)
+    ]
+    return state, [replace(records[0], seconds=seconds), *records[1:]], initial, seconds["total"]
+
+
+_TABLES = ("metrics", "traffic", "work", "initial")
+
+
+def _each(change: Callable[[Any], Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: change(values) for name, values in table.items()}
 
 
 def first_state(setup: Setup) -> State:

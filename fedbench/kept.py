@@ -58,6 +58,8 @@ class Embeddings:
         }
         for name, table in self._tables(widths.pop()):
             there = table.present.cpu().numpy()
+            if not there.any():
+                continue
             kept[f"table/{name}"] = table.values.cpu().numpy()[there].astype(np.float32)
             kept[f"table/{name}/labels"] = np.flatnonzero(there)
         return kept

@@ -5,8 +5,9 @@
            studies/<key>.json     the trials of a tuned cell's study, by its `study_key`; each trial is a cell too
            errors/<key>.json      the last attempt, where it ended in an exception; never counts as done
            partitions/<key>/      index arrays and card
+           checkpoints/<key>.pt   the progress of a cell under way (see `fedbench.checkpoint`), until it is done
 
-One process writes at a time (`Store.lock`); anybody may read.
+One process writes at a time (`Store.lock`), and its workers their checkpoints; anybody may read.
 """
 
 import json
@@ -135,6 +136,13 @@ class Store:
         part.rename(target)
         shutil.rmtree(old, ignore_errors=True)
         self._error(record.cell.key).unlink(missing_ok=True)
+        for checkpoint in self.checkpoints.glob(f"{record.cell.key}.*"):
+            checkpoint.unlink(missing_ok=True)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder for the progress of cells under way."""
+        return self.root / "checkpoints"
 
     def error(self, key: str) -> CellError | None:
         """Return how the last attempt at a cell failed, if it did."""
