@@ -696,7 +696,10 @@ def _said(result: "Record | CellError", metric: str) -> str:
     if result.outcome.status == "stopped":
         return f"pruned after {result.outcome.message} ({took})"
     found = summarise(numbers(result.outcome), metric)
-    return f"{metric} {found.mean:.4f}, std {found.std:.4f} over clients ({took})"
+    if not found.round:
+        return f"{metric} was not measured ({took})"
+    clients = f"{found.clients - found.left_out} of {found.clients} clients" if found.left_out else "clients"
+    return f"{metric} {found.mean:.4f}, std {found.std:.4f} over {clients} ({took})"
 
 
 def _report(

@@ -382,6 +382,22 @@ def test_a_metric_of_a_row_that_is_not_selected_stays_blank(fedbench: Run, tiny:
     assert (code, err) == (0, "")
 
 
+def test_clients_without_test_samples_are_left_out_and_counted(fedbench: Run, tiny: Tiny) -> None:
+    rows = {"train": [[*range(30)], [*range(30, 60)], [*range(60, 90)]], "test": [[], [0, 1, 2, 3], []]}
+    (tiny.file.parent / "rows.json").write_text(json.dumps(rows))
+    tiny.change(partition={"name": "given", "path": "rows.json"}, methods=["local", "fedavg", "fedproto", "fesem"])
+    code, out, err = fedbench(*arguments(tiny))
+    assert (code, err) == (0, "")
+    assert len(re.findall(r"\] \w+: test/accuracy [01]\.\d{4}, std 0\.0000 over 1 of 3 clients ", out)) == 4
+    page = (tiny.out / "tiny" / "report.md").read_text()
+    assert page.count("2 of 3 clients have no value") == 1
+    rows["test"] = [[], [], []]
+    (tiny.file.parent / "rows.json").write_text(json.dumps(rows))
+    code, out, err = fedbench(*arguments(tiny))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "metric: no 'test/accuracy', since no client of the partition has test samples" in err
+
+
 def test_a_damaged_data_file_is_found_before_anything_runs(fedbench: Run, tiny: Tiny) -> None:
     file = tiny.data / "blobs.npz"
     file.write_bytes(file.read_bytes()[:-100])

@@ -379,7 +379,15 @@ def test_a_store_without_any_outcome_still_has_a_report() -> None:
 def test_clients_without_test_samples_are_counted() -> None:
     comparison = compared(done(cell("local"), 0.5, math.nan, 0.7, test=(5, 0, 15)))
     assert (entry(comparison).mean, entry(comparison).pooled) == (0.6, 0.65)
-    assert "local, partition_seed=7, seed=0: 1 of 3 clients have no value" in comparison.notes[0]
+    assert "all rows, partition_seed=7: 1 of 3 clients have no value" in comparison.notes[0]
+    results = [
+        done(cell(label, seed=seed), 0.5, math.nan, test=(5, 0)) for label in ("local", "fedavg") for seed in (0, 1)
+    ]
+    some = compared(*results, done(cell("fedprox"), 0.5, 0.6))
+    assert [note for note in some.notes if "no value" in note] == [
+        "local, fedavg, partition_seed=7: 1 of 2 clients have no value (no samples to measure on) and are left out of "
+        "means."
+    ]
 
 
 # --- beside the metric

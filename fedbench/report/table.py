@@ -491,18 +491,28 @@ def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
     notes = []
     if not any(_is_control(member) for member in members):
         notes.append(f"No row is the control ({CONTROL}), so none is marked {FLAG}.")
-    notes += [
-        f"{_whose(member, layout)}: {member.summary.left_out} of {member.summary.clients} clients have no value (no "
-        "samples to measure on) and are left out of means."
-        for member in members
-        if member.summary and member.summary.left_out
-    ]
+    notes += _left_out(members, layout)
     for member in members:
         if member.trouble:
             why = member.result.message.removeprefix(f"round {member.result.diverged_in}: ")
             said = ": ".join(part for part in (_troubles([member]), why) if part)
             notes.append(f"{_whose(member, layout)}: {said}.")
     return tuple(notes)
+
+
+def _left_out(members: Sequence[Member], layout: Layout) -> Iterator[str]:
+    """Yield how many clients have no value, once for all cells of a partition of which the same is true."""
+    found = [(member, member.summary) for member in members if member.summary]
+    for there in grouped(found, lambda one: one[0].result.cell.partition_key).values():
+        for (left_out, clients), alike in grouped(there, lambda one: (one[1].left_out, one[1].clients)).items():
+            if left_out:
+                place = [fact(name, alike[0][0].facts) for name in (*layout.implied, SEEDS[0])]
+                rows = dict.fromkeys(member.label for member, _ in alike)
+                whose = "all rows" if len(alike) == len(there) else ", ".join(rows)
+                yield (
+                    f"{', '.join([whose, *place])}: {left_out} of {clients} clients have no value (no samples to "
+                    "measure on) and are left out of means."
+                )
 
 
 def _whose(member: Member, layout: Layout) -> str:
