@@ -1,0 +1,69 @@
+"""What partitioners have in common: streams of random numbers, samples by class, fractions of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbench.errors import InputError
+from fedbench.partitioners import Index
+
+# Each use of random numbers has a stream of its own, made of the partition seed and one of these.
+TRAIN, TEST, HOLD_OUT, VALIDATION = range(1, 5)
+
+
+def stream_of(seed: int, use: int) -> np.random.RandomState:
+    """Return the random numbers of one use under a partition seed."""
+    return np.random.RandomState([seed, use])
+
+
+def by_class(y: Index, classes: int) -> list[Index]:
+    """Return the positions of each class in file order; the sort is stable, unlike numpy's default."""
+    order = np.argsort(y, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(y, minlength=classes))[:-1])
+
+
+def shuffled_by_class(y: Index, classes: int, seed: int, use: int) -> list[Index]:
+    """Return the positions of each class in a drawn order."""
+    shuffled = stream_of(seed, use).permutation(len(y))
+    return [shuffled[positions] for positions in by_class(y[shuffled], classes)]
+
+
+def cut_all(lists: Sequence[Index], y: Index, fraction: float, seed: int, use: int) -> tuple[list[Index], list[Index]]:
+    """Take a fraction of each client's rows out; return what remains and what was taken, both in their old order."""
+    stream = stream_of(seed, use)
+    taken = [_pick(y[rows], fraction, stream) for rows in lists]
+    return (
+        [rows[~chosen] for rows, chosen in zip(lists, taken, strict=True)],
+        [rows[chosen] for rows, chosen in zip(lists, taken, strict=True)],
+    )
+
+
+def _pick(labels: Index, fraction: float, stream: np.random.RandomState) -> NDArray[np.bool_]:
+    """Choose a fraction of some samples, from every class in proportion: at least one of two, and never all."""
+    total = len(labels)
+    chosen = np.zeros(total, bool)
+    if fraction and total > 1:
+        size = min(max(1, round(fraction * total)), total - 1)
+        order = stream.permutation(total)
+        order = order[np.argsort(labels[order], kind="stable")]
+        chosen[order[(np.arange(size) * total + stream.randint(total)) // size]] = True
+    return chosen
+
+
+def label_counts(lists: Sequence[Index], y: Index, classes: int) -> Index:
+    """Return how many samples of each class each client has, (clients, classes) int64."""
+    owner = np.repeat(np.arange(len(lists)), [len(rows) for rows in lists])
+    flat = np.bincount(owner * classes + y[np.concatenate(lists)], minlength=len(lists) * classes)
+    return flat.reshape(len(lists), classes)
+
+
+def check_rows(lists: Sequence[Index], samples: int, what: str, where: str) -> None:
+    """Raise `InputError` unless all rows exist and none belongs to two clients."""
+    rows = np.concatenate([np.empty(0, np.int64), *lists])
+    outside = rows[(rows < 0) | (rows >= samples)]
+    if len(outside):
+        raise InputError(f"{where}: row {outside[0]} is not among the {samples} {what} samples")
+    times = np.bincount(rows, minlength=1)
+    if times.max() > 1:
+        raise InputError(f"{where}: {what} sample {times.argmax()} is given out {times.max()} times; want at most once")

@@ -1,0 +1,95 @@
+"""Clients that somebody else has made: a file's, or those of the data set."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.data import Arrays, read_npz
+from fedbench.errors import InputError, unknown
+from fedbench.partitioners import PARTS, Fraction, Index, Partitioner, Split
+from fedbench.partitioners.dealing import HOLD_OUT, by_class, check_rows, cut_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Partitioner):
+    """Rows listed in a file, or without a file the clients that the data set itself names.
+
+    - `path`: a .json file {"train": [[rows of client 0], ...], "test": ..., "validation": ...}, or an .npz file with
+      train_index, train_start (client i owns train_index[start[i]:start[i + 1]]) and so on, as in a stored partition;
+      `validation` may be missing; test rows count in the test arrays, or in the training arrays if there are none.
+      Relative to the suite file's folder.
+    - `test_fraction` of each client's samples become its test samples if neither the file nor the data set has any.
+    """
+
+    path: str | None = None
+    test_fraction: Fraction = 0.2
+
+    def split(self, arrays: Arrays, seed: int, /) -> Split:
+        """Read the rows, or group the samples by client."""
+        parts = self._of_data(arrays) if self.path is None else _read_rows(Path(self.path))
+        where = self.path or "the data set"
+        if not any(map(len, parts.get("validation", ()))):
+            parts.pop("validation", None)
+        if "validation" in parts and self.validation:
+            raise InputError(f"partition.validation: {self.validation}, but {where} lists validation samples already")
+        if "test" not in parts:
+            if len(arrays.y_test):
+                raise InputError(f"partition.path: {where} lists no test samples, but the data set has some")
+            check_rows(parts["train"], len(arrays.y_train), "training", where)
+            train, test = cut_all(parts["train"], arrays.y_train, self.test_fraction, seed, HOLD_OUT)
+            parts |= {"train": train, "test": test}
+        for part, lists in parts.items():
+            if len(lists) != len(parts["train"]):
+                raise InputError(f"{where}: {len(lists)} clients in {part}, {len(parts['train'])} in train")
+        return Split(parts["train"], parts["test"], parts.get("validation"))
+
+    def _of_data(self, arrays: Arrays) -> dict[str, list[Index]]:
+        if arrays.client_train is None:
+            raise InputError("partition.path: missing, and the data set does not name clients of its own")
+        names = np.unique(arrays.client_train)
+        parts = {"train": _by_name(arrays.client_train, names)}
+        if arrays.client_test is not None:
+            if strangers := sorted(set(arrays.client_test.tolist()) - set(names.tolist())):
+                raise InputError(f"the data set: client {strangers[0]} has test samples but no training samples")
+            parts["test"] = _by_name(arrays.client_test, names)
+        return parts
+
+
+def _by_name(owner: Index, names: Index) -> list[Index]:
+    return by_class(np.searchsorted(names, owner), len(names))
+
+
+def _read_rows(path: Path) -> dict[str, list[Index]]:
+    """Return the rows per client of each part listed in a file."""
+    try:
+        if path.suffix == ".npz":
+            held = read_npz(path)
+            return {part: unflatten(held, part) for part in PARTS if part == "train" or f"{part}_index" in held}
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if strange := [part for part in held if part not in PARTS]:
+            raise InputError(f"{path}: {unknown('key', strange[0], PARTS)}")
+        return {part: [_rows(rows) for rows in lists] for part, lists in ({"train": held["train"]} | held).items()}
+    except OSError as error:
+        raise InputError(f"partition.path: {path}: {error.strerror}") from None
+    except KeyError as error:
+        raise InputError(f"{path}: {error} is missing; see the partition 'given'") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: not lists of rows for each client ({error})") from None
+
+
+def unflatten(held: dict[str, Any], part: str) -> list[Index]:
+    """Return the rows of each client, stored one after the other; raises `ValueError` if they are not."""
+    index, start = _rows(held[f"{part}_index"]), _rows(held[f"{part}_start"])
+    if len(start) < 2 or start[0] != 0 or start[-1] != len(index) or (np.diff(start) < 0).any():
+        raise ValueError(f"{part}_start does not divide {part}_index")
+    return np.split(index, start[1:-1])
+
+
+def _rows(values: Any) -> Index:
+    rows = np.asarray(values)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise ValueError(f"want a list of whole numbers, not {rows.dtype} of shape {rows.shape}")
+    return rows.astype(np.int64)
