@@ -4,11 +4,14 @@ An executor takes jobs and yields a result for each as it finishes, in any order
 what came out, and whoever drives the executor writes it down.
 """
 
+import faulthandler
 import json
+import logging
 import os
 import platform
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from collections import deque
@@ -20,7 +23,8 @@ from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
@@ -32,7 +36,6 @@ from fedbench.store import CellError, Record
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
     from fedbench.checkpoint import Checkpoint
     from fedbench.data import Arrays
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from fedbench.engines.choice import EngineName
     from fedbench.federation import Stop
     from fedbench.partition import Partition
+
+_log = logging.getLogger("fedbench")
 
 
 @dataclass(frozen=True)
@@ -153,53 +158,59 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
 
 
 def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
-    """Run the jobs in spawned processes; one that dies costs its cell an error, and another takes its place."""
+    """Run the jobs in spawned processes; the cell of one that dies is tried once more, and then ends in an error."""
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
-    busy: dict[Connection[Any, Any], tuple[BaseProcess, Cell]] = {}
-    idle: list[tuple[Connection[Any, Any], BaseProcess]] = []
+    busy: dict[Connection[Any, Any], tuple[_Worker, Job]] = {}
+    idle: list[_Worker] = []
+    tried: set[str] = set()
 
-    def assign(pipe: "Connection[Any, Any]", process: "BaseProcess") -> None:
+    def assign(worker: _Worker) -> None:
         job = waiting.popleft()
-        busy[pipe] = (process, job.cell)
+        busy[worker.pipe] = (worker, job)
         with suppress(BrokenPipeError):  # a worker that is dead already shows as the end of its pipe, below
-            pipe.send(job)
+            worker.pipe.send(job)
 
     try:
         while waiting or busy:
             while waiting and idle:
-                assign(*idle.pop())
+                assign(idle.pop())
             while waiting and len(busy) < setting.workers:
-                assign(*_hire(setting))
+                assign(_Worker(setting))
             ready = set(connection.wait(list(busy)))
             for pipe in [pipe for pipe in busy if pipe in ready]:
-                process, cell = busy[pipe]
+                worker, job = busy[pipe]
                 try:
                     message = pipe.recv()
                 except (EOFError, OSError):
-                    process.join()
-                    message = CellError(cell, f"its process died (exit code {process.exitcode})", "", input=False)
+                    message = worker.died(job.cell)
                 if isinstance(message, tuple):
-                    on_round(cell, *message)
+                    on_round(job.cell, *message)
                     continue
                 if isinstance(message, _Question):
                     with suppress(BrokenPipeError):
-                        pipe.send(judge(cell, message.number, message.value))
+                        pipe.send(judge(job.cell, message.number, message.value))
                     continue
                 del busy[pipe]
-                if waiting and process.is_alive():  # before the yield: it computes on while the driver writes
-                    assign(pipe, process)
-                elif waiting is jobs and process.is_alive():  # more may come
-                    idle.append((pipe, process))
+                if worker.is_dead and job.cell.key not in tried:
+                    tried.add(job.cell.key)
+                    waiting.appendleft(job)
+                    _log.warning("%s: %s; it is tried once more", job.cell.label, message.line)
+                    pipe.close()
+                    continue
+                if waiting and not worker.is_dead:  # before the yield: it computes on while the driver writes
+                    assign(worker)
+                elif waiting is jobs and not worker.is_dead:  # more may come
+                    idle.append(worker)
                 else:
                     pipe.close()
                 yield message
     finally:
-        for pipe, _ in idle:
-            pipe.close()
-        for process, _ in busy.values():
-            process.kill()
-        for process, _ in busy.values():
-            process.join()
+        for worker in idle:
+            worker.pipe.close()
+        for worker, _ in busy.values():
+            worker.process.kill()
+        for worker, _ in busy.values():
+            worker.process.join()
 
 
 EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes, "together": together}
@@ -236,24 +247,59 @@ def load_arrays(cell: Cell, setting: Setting) -> "Arrays":
     return _ARRAYS[key]
 
 
-def _hire(setting: Setting) -> tuple["Connection[Any, Any]", "BaseProcess"]:
-    # Workers are born with SIGINT blocked: Ctrl-C is the driver's, who ends them.  The tracker that multiprocessing
-    # starts beside the first process would unblock it again, so it goes first.
-    resource_tracker.ensure_running()
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, setting), daemon=True)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    theirs.close()  # so that the worker's death closes the last one
-    return ours, process
+@final
+class _Worker:
+    """A spawned process that takes jobs from `pipe` and answers there; what it writes to stderr is passed on."""
+
+    def __init__(self, setting: Setting) -> None:
+        # Workers are born with signals blocked that are the driver's, who ends them.  The tracker that multiprocessing
+        # starts beside the first process would unblock them again, so it goes first.
+        resource_tracker.ensure_running()
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        heard, said = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(theirs, said, setting), daemon=True)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()  # so that the worker's death closes the last one
+        said.close()
+        self.is_dead = False
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._listener = Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener.start()
+
+    def _listen(self, heard: "Connection[Any, Any]") -> None:
+        with open(os.dup(heard.fileno()), errors="replace") as stream, heard:
+            for line in stream:
+                self._last.append(line)
+                sys.stderr.write(line)
+
+    def died(self, cell: Cell) -> CellError:
+        """Note that the process has died, and return the error that this is for its cell."""
+        self.is_dead = True
+        self.process.join()
+        self._listener.join(1.0)  # not longer: a process of its own may have the other end
+        code = self.process.exitcode or 0
+        how = f"exit code {code}"
+        if code < 0:
+            how = f"signal {-code}: {signal.strsignal(-code)}"
+            how += ", as when memory runs out" if -code == signal.SIGKILL else ""
+        return CellError(cell, f"its process died ({how})", "".join(self._last), input=False)
 
 
-def _work(pipe: "Connection[Any, Any]", setting: Setting) -> None:
+_LAST_LINES = 40
+"""Lines of a dead worker's stderr that are kept; the dump of a crash has some twenty."""
+
+
+def _work(pipe: "Connection[Any, Any]", said: "Connection[Any, Any]", setting: Setting) -> None:
     import torch
+
+    os.dup2(said.fileno(), 2)
+    said.close()
+    faulthandler.enable()
 
     def ask(_: Cell, number: int, value: float) -> bool:
         pipe.send(_Question(number, value))

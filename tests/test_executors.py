@@ -142,6 +142,64 @@ def test_a_worker_that_dies_costs_its_cell_only(tiny: Tiny) -> None:
     assert isinstance(results["fedavg"], Record)
 
 
+MORTAL = '''
+import ctypes, os, sys
+from dataclasses import dataclass
+from pathlib import Path
+from fedbench.averaging import Averaging
+
+MERGED = []
+
+
+@dataclass(frozen=True)
+class Mortal(Averaging):
+    """FedAvg whose process dies in its third round: every time, or only where nothing says that it has before."""
+
+    died: str = ""
+
+    def shares(self, net, name):
+        return True
+
+    def merge(self, net, server, uploads, clients, sizes):
+        MERGED.append(None)
+        if len(MERGED) >= 3 and not (self.died and Path(self.died).exists()):
+            print("the last words of", os.getpid(), file=sys.stderr, flush=True)
+            if not self.died:
+                ctypes.string_at(0)
+            Path(self.died).touch()
+            os.kill(os.getpid(), 9)
+        return super().merge(net, server, uploads, clients, sizes)
+'''
+
+
+def test_a_worker_that_dies_costs_its_cell_one_retry_from_the_checkpoint(
+    tiny: Tiny, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tiny.file.parent / "mortal.py").write_text(MORTAL)
+    once = {"method": "./mortal.py:Mortal", "died": str(tiny.out / "died")}
+    tiny.change(methods={"once": once, "always": {"method": "./mortal.py:Mortal"}, "local": {}})
+    tiny.change(training={"rounds": 5, "batch_size": 4})
+    tiny.out.mkdir()
+    saving = replace(setting(tiny, 1), checkpoints=tiny.out, checkpoint=0)
+    results = {result.cell.label: result for result in processes(jobs(tiny), saving, ignore)}
+    once_, always, local = (results[label] for label in ("once", "always", "local"))
+    assert isinstance(once_, Record)
+    assert once_.provenance["resumed"] == "after round 2"
+    (again,) = EXECUTORS["inline"](jobs(tiny, tiny.cells()[:1]), setting(tiny), ignore)
+    assert isinstance(again, Record)  # now it does not die
+    assert numbers(once_.outcome) == numbers(again.outcome)
+    assert isinstance(local, Record)
+    assert isinstance(always, CellError)
+    assert always.line == "its process died (signal 11: Segmentation fault)"
+    assert "the last words of" in always.trace
+    assert "mortal.py" in always.trace  # where it was
+    assert caplog.messages == [
+        "once: its process died (signal 9: Killed, as when memory runs out); it is tried once more",
+        "always: its process died (signal 11: Segmentation fault); it is tried once more",
+    ]
+    assert capfd.readouterr().err.count("the last words of") == 3
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
