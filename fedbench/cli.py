@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedbench import data_commands
+from fedbench import data_commands, plugin_commands
 from fedbench.errors import InputError
 from fedbench.words import counted
 
@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_commands.app, name="data")
+app.command()(plugin_commands.check)
 
 
 EngineName = Literal["auto", "loop", "vectorised"]  # as in fedbench.engines.choice, which imports torch

@@ -507,6 +507,17 @@ def read_value(text: str, where: str) -> Any:
         raise InputError(f"{where}: {options.one_line(error)}") from None
 
 
+def read_options(items: Sequence[str], example: str) -> dict[str, Any]:
+    """Return options written as `key=value` on the command line, the value as in YAML; InputError shows the example."""
+    options = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InputError(f"--set {item}: write key=value, as in {example}")
+        options[key] = read_value(value, f"--set {key}")
+    return options
+
+
 def _refuse_twin_keys(node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
     """Raise for a key that comes twice in a mapping, is no text, and for an alias to something around it."""
     if node in above:

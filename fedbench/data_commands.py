@@ -107,15 +107,9 @@ def _root(data: Path | None) -> Path:
 
 def _source(name: str, sets: Sequence[str]) -> "DataSource":
     from fedbench import plugins
-    from fedbench.config import read_value
+    from fedbench.config import read_options
 
-    options: dict[str, Any] = {}
-    for item in sets:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InputError(f"--set {item}: write key=value, as in source=leaf")
-        options[key] = read_value(value, f"--set {key}")
-    source: DataSource = plugins.build("datasets", name, options, Path(), name)
+    source: DataSource = plugins.build("datasets", name, read_options(sets, "source=leaf"), Path(), name)
     return source
 
 

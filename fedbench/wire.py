@@ -1,5 +1,7 @@
 """The one channel between server and clients: what passes here is counted, and nothing else passes."""
 
+import json
+import struct
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +14,7 @@ from fedbench.method import Message, Rows
 
 Direction = Literal["up", "down", "evaluation"]
 _INDEX_BYTES = 4  # a row's label travels as a 32-bit integer
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 class Diverged(Exception):
@@ -85,3 +88,60 @@ class Wire:
 
     def _add(self, name: str, clients: Sequence[int], amount: int | NDArray[np.int64]) -> None:
         self._counts[name][list(clients)] += amount
+
+
+# --- a message as bytes, for a server and clients that share no memory
+
+
+def pack(message: Message) -> bytes:
+    """Return one client's message as bytes: the length of a header, the header, and exactly what `Wire` counts.
+
+    Of a table, that is the rows present and their labels, as 32-bit integers.  The header (JSON) says what is there.
+    """
+    header: list[tuple[str, int | None, list[tuple[str, list[int]]]]] = []
+    tensors: list[Tensor]
+    rows: int | None
+    body: list[bytes] = []
+    for name, entry in message.items():
+        if isinstance(entry, Rows):
+            labels = entry.present.nonzero().squeeze(1)
+            tensors, rows = [entry.values[labels], labels.to(torch.int32)], len(entry.present)
+        else:
+            tensors, rows = [entry], None
+        header.append((name, rows, [(str(t.dtype).removeprefix("torch."), list(t.shape)) for t in tensors]))
+        body += [t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
+    said = json.dumps(header).encode()
+    return struct.pack("<I", len(said)) + said + b"".join(body)
+
+
+def unpack(data: bytes) -> dict[str, Tensor | Rows]:
+    """Return the message that was packed, on the CPU; rows that are not present are zero."""
+    start = _body(data)
+    message: dict[str, Tensor | Rows] = {}
+    for name, rows, described in json.loads(data[4:start]):
+        tensors = []
+        for word, shape in described:
+            tensor = torch.empty(shape, dtype=_DTYPES[word])
+            end = start + tensor.nbytes
+            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(np.frombuffer(data[start:end], np.uint8).copy()))
+            tensors.append(tensor)
+            start = end
+        if rows is None:
+            (message[name],) = tensors
+            continue
+        found, labels = tensors
+        values, present = found.new_zeros(rows, *found.shape[1:]), torch.zeros(rows, dtype=torch.bool)
+        values[labels.long()] = found
+        present[labels.long()] = True
+        message[name] = Rows(values, present)
+    return message
+
+
+def payload(data: bytes) -> int:
+    """Return how many bytes of a packed message are no header."""
+    return len(data) - _body(data)
+
+
+def _body(data: bytes) -> int:
+    (length,) = struct.unpack_from("<I", data)
+    return 4 + int(length)

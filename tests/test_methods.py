@@ -1,23 +1,19 @@
 """What every registered method keeps, and the exact identities between methods."""
 
 import io
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import Seen, assert_same_results, blobs, copied, flat, plain_mlp, same, small_cnn, small_mlp, watch
-from torch import Tensor
+from helpers import Seen, assert_same_results, blobs, plain_mlp, same, small_cnn, small_mlp, watch
 
-from fedbench import ClientArrays, plugins, simulate
+from fedbench import ClientArrays, plugins, simulate, testing
 from fedbench.datasets.mnist_mini import MnistMini
-from fedbench.engines import choice
 from fedbench.errors import InputError
-from fedbench.federation import Group, Record, Setup, State, first_state, play_round, rounds
-from fedbench.method import Batch, Message, Method, Rows, stack
+from fedbench.method import Method, Rows
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
@@ -27,10 +23,7 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.local import Local
 from fedbench.models.cnn import CnnMnist
 from fedbench.models.mlp import Mlp
-from fedbench.net import Net
-from fedbench.samples import Samples, from_clients
 from fedbench.settings import Optimizer, Training
-from fedbench.wire import Wire
 
 IMAGES = (1, 5, 5)
 TRAINING = Training(rounds=3, batch_size=4)
@@ -42,7 +35,7 @@ def odd_clients() -> list[ClientArrays]:
 
 
 def every_method() -> list[Any]:
-    """Return (name, hyperparameters) of every registered method with its defaults and with each preset."""
+    """Return every registered method with its defaults and with each preset."""
     cases: list[Any] = []
     seen: list[Method] = []
     for name in plugins.names("methods"):
@@ -51,7 +44,7 @@ def every_method() -> list[Any]:
             made = plugins.build("methods", name, options)
             if made not in seen:
                 seen.append(made)
-                cases.append(pytest.param((name, options), id=f"{name} {preset}".strip()))
+                cases.append(pytest.param(made, id=f"{name} {preset}".strip()))
     return cases
 
 
@@ -60,253 +53,28 @@ def engine(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture
-def method(request: pytest.FixtureRequest) -> Method:
-    made: Method = plugins.build("methods", *request.param)
-    return made
-
-
-conformance = pytest.mark.parametrize("method", every_method(), indirect=True)
-
-
-def setup_of(method: Method, training: Training = TRAINING, participants: list[list[int]] | None = None) -> Setup:
-    data = from_clients(odd_clients(), 4, torch.float32, torch.device("cpu"))
-    net = Net(small_cnn, IMAGES, 4)
-    initial = [net.init(client) for client in range(4)]
-    auto = choice.engine("auto", torch.device("cpu"))
-    return Setup(method, [Group(net, [0, 1, 2, 3])], data, training, 0, initial.__getitem__, auto, participants)
-
-
 def test_all_eight_rows_of_the_comparison_are_registered() -> None:
     shipped = {"local", "fedavg", "fedprox", "fedper", "fedrep", "fesem", "fedproto"}
     assert shipped <= set(plugins.names("methods"))
 
 
-# --- conformance: the same for a method of anybody's
+@pytest.mark.parametrize("check", testing.CHECKS, ids=str)
+@pytest.mark.parametrize("method", every_method())
+def test_every_registered_method_keeps_what_every_method_keeps(method: Method, check: testing.Check) -> None:
+    check(method)
 
 
-@conformance
-def test_equal_seeds_give_equal_numbers_and_other_seeds_others(method: Method, engine: Any) -> None:
-    run: dict[str, Any] = {"training": TRAINING, "engine": engine}
-    one, two, other = (watch(method, small_cnn, odd_clients(), seed=seed, **run) for seed in (3, 3, 4))
-    assert_same_results(one.outcome, two.outcome)
-    assert one.models.keys() == two.models.keys()
-    assert all(same(params, two.models[key]) for key, params in one.models.items())
-    assert not np.array_equal(one.outcome.metrics["train/loss"], other.outcome.metrics["train/loss"])
-    assert not any(same(params, other.models[key]) for key, params in one.models.items() if key[0] == 3)
+def test_an_unknown_hyperparameter_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match=r"^suite.yaml: methods.mine: unknown key 'no_such_thing'"):
+        plugins.build("methods", "fedavg", {"no_such_thing": 1}, where="suite.yaml: methods.mine")
 
 
-@conformance
-def test_no_function_changes_what_it_is_given(method: Method) -> None:
-    net = Net(small_cnn, IMAGES, 4)
-    data = from_clients(odd_clients(), 4, torch.float32, torch.device("cpu"))
-    initial = net.init(0)
-    server = untouched(method.init_server, net, initial, 4, 9)
-    uploads = []
-    for client in (0, 1, 3):
-        batch = all_of(data, client)
-        kept = untouched(method.init_client, net, net.init(client))
-        down = untouched(method.send, server, client)
-        params = copied(untouched(method.start, net, kept, down))
-        loss = untouched(method.loss, net, params, batch, down)
-        assert loss.total.shape == batch.y.shape
-        memory = method.init_memory(net)
-        if loss.seen is not None:
-            memory = untouched(method.observe, memory, batch, loss.seen.detach())
-        with torch.no_grad():
-            _, upload = untouched(method.reply, net, params, kept, down, lambda batch=batch: batch, memory)
-        uploads.append(upload)
-    who, sizes = torch.tensor([0, 1, 3]), torch.tensor([7.0, 12.0, 9.0])
-    for _ in range(2):
-        server = untouched(method.merge, net, server, stack(uploads), who, sizes)
-    down = untouched(method.send, server, 0)
-    scores = untouched(method.scores, net, params, down, batch.x, data.own[0])
-    assert all(values.shape == (9, 4) for values in scores.values())
-
-
-def all_of(data: Samples, client: int) -> Batch:
-    index = data.train[client]
-    return Batch(data.x[index], data.y[index], torch.ones(len(index)))
-
-
-def untouched(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function and fail if it changed one of its arguments."""
-    before = [tensor.detach().clone() for tensor in tensors_in(arguments)]
-    result = function(*arguments)
-    after = list(tensors_in(arguments))
-    assert len(after) == len(before)
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), f"{function} changed its arguments"
-    return result
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | tuple | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(inner)
-
-
-@conformance
-def test_a_round_changes_neither_the_state_before_it_nor_the_data(method: Method) -> None:
-    setup = setup_of(method)
-    state = first_state(setup)
-    held = [setup.data.x, setup.data.y, state.server, state.kept, *map(setup.initial, range(4))]
-    before = [tensor.clone() for tensor in tensors_in(held)]
-    wire = Wire(4, setup.buffers)
-    for _ in range(2):
-        play_round(setup, state, wire)
-        assert all(torch.equal(a, b) for a, b in zip(before, tensors_in(held), strict=True))
-
-
-@conformance
-def test_arrays_of_the_clients_are_not_changed(method: Method) -> None:
+def test_arrays_of_the_clients_are_not_changed() -> None:
     clients, fresh = odd_clients(), odd_clients()
-    simulate(method, small_cnn, clients, training=TRAINING)
+    simulate(FedProto(), small_cnn, clients, training=TRAINING)
     for given, wanted in zip(clients, fresh, strict=True):
         for a, b in zip(given[:4], wanted[:4], strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-@conformance
-def test_results_do_not_depend_on_what_ran_before(method: Method) -> None:
-    alone = simulate(method, small_cnn, odd_clients(), training=TRAINING)
-    before = generators(77)
-    simulate(FedAvg(), small_mlp, blobs(), rounds=1)
-    again = simulate(method, small_cnn, odd_clients(), training=TRAINING)
-    assert generators() == before
-    simulate(Local(), small_mlp, blobs(), rounds=1, seed=5)
-    assert_same_results(alone, again)
-    assert_same_results(alone, simulate(method, small_cnn, odd_clients(), training=TRAINING))
-
-
-def generators(seed: int | None = None) -> list[str]:
-    """Return the states of the global generators, set first if there is a seed."""
-    if seed is not None:
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 (the global generator is what must not matter)
-        random.seed(seed)
-    return [str(torch.get_rng_state().tolist()), repr(np.random.get_state()), repr(random.getstate())]  # noqa: NPY002
-
-
-@conformance
-def test_a_run_goes_on_from_a_stored_state_bit_for_bit(method: Method) -> None:
-    setup = setup_of(method)
-    whole = list(rounds(setup, first_state(setup)))
-    state = whole[0][0]
-    file = io.BytesIO()
-    torch.save({"round": state.round_number, "server": state.server, "kept": state.kept}, file)
-    file.seek(0)
-    with torch.serialization.safe_globals([Rows]):
-        held = torch.load(file, weights_only=True)
-    rest = list(rounds(setup, State(held["round"], held["server"], held["kept"])))
-    assert [later.round_number for later, _ in rest] == [2, 3]
-    for (later, record), (wanted, measured) in zip(rest, whole[1:], strict=True):
-        assert_equal_tensors([later.server, later.kept], [wanted.server, wanted.kept])
-        assert record.metrics.keys() == measured.metrics.keys()
-        for name, values in record.metrics.items():
-            np.testing.assert_array_equal(values, measured.metrics[name])
-
-
-def assert_equal_tensors(a: Any, b: Any) -> None:
-    for left, right in zip(tensors_in(a), tensors_in(b), strict=True):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-
-
-@conformance
-def test_odd_clients_are_trained_and_measured(method: Method, engine: Any) -> None:
-    clients = odd_clients()
-    clients[3] = clients[3]._replace(x_test=clients[3].x_test[:0], y_test=clients[3].y_test[:0])
-    run: dict[str, Any] = {"training": TRAINING, "engine": engine}
-    seen = watch(method, small_cnn, clients, classes=6, **run)  # nobody holds classes 4 and 5
-    outcome = seen.outcome
-    assert outcome.status == "completed"
-    assert (outcome.work["steps"] > 0).all()
-    assert np.isfinite(outcome.metrics["train/loss"]).all()
-    for name in ("test/accuracy", "test/loss"):
-        np.testing.assert_array_equal(np.isfinite(outcome.metrics[name]), [[True, True, True, False]] * 3)
-    assert all(bool(torch.isfinite(flat(params)).all()) for params in seen.models.values())
-    for uploads in seen.uploads:
-        assert all(bool(tensor.isfinite().all()) for tensor in tensors_in(uploads) if tensor.is_floating_point())
-
-
-@conformance
-def test_single_precision_stays_near_double_precision(method: Method, engine: Any) -> None:
-    run: dict[str, Any] = {"rounds": 2, "batch_size": 4, "engine": engine}
-    single, double = (watch(method, small_cnn, odd_clients(), dtype=dtype, **run) for dtype in ("float32", "float64"))
-    for key, params in double.models.items():
-        torch.testing.assert_close(flat(single.models[key]), flat(params), rtol=1e-4, atol=1e-4)
-        assert all(tensor.dtype in (torch.float64, torch.int64) for tensor in params.values())
-    losses = single.outcome.metrics["train/loss"]
-    np.testing.assert_allclose(losses, double.outcome.metrics["train/loss"], rtol=1e-4)
-
-
-@conformance
-def test_those_who_do_not_take_part_send_nothing_and_stay_as_they_are(method: Method) -> None:
-    setup = setup_of(method, participants=[[1], [0, 3], [2]])
-    state = first_state(setup)
-    chosen = ([1], [0, 3], [2])
-    for number, (later, record) in enumerate(rounds(setup, state)):
-        others = [client for client in range(4) if client not in chosen[number]]
-        for name, kept in later.kept[0].items():
-            assert torch.equal(kept[others], state.kept[0][name][others])
-        for way in ("up", "down"):
-            for kind in ("scalars", "bytes", "index_bytes", "buffers", "buffer_bytes"):
-                assert not record.traffic[f"{way}/{kind}"][others].any()
-        assert np.isnan(record.metrics["train/loss"][others]).all()
-        assert np.isfinite(record.metrics["test/accuracy"]).all()
-        state = later
-    assert state.round_number == 3
-
-
-@conformance
-def test_what_is_counted_is_what_the_messages_hold(method: Method) -> None:
-    sent: list[Message] = []
-    setup = setup_of(method, participants=[[0, 2], [0, 1, 2, 3], [1, 3]])
-    watched = Setup(**{**vars(setup), "watch_merge": lambda uploads, _: sent.append(uploads)})
-    state = first_state(watched)
-    assert watched.participants is not None
-    for number, (later, record) in enumerate(rounds(watched, state)):
-        who = list(watched.participants[number])
-        down = stack([method.send(state.server, client) for client in who])
-        evaluation = stack([method.send(later.server, client) for client in range(4)])
-        assert_counted(record, "down", who, down, setup.buffers)
-        assert_counted(record, "up", who, sent[number], setup.buffers)
-        assert_counted(record, "evaluation", [0, 1, 2, 3], evaluation, setup.buffers)
-        state = later
-
-
-def assert_counted(record: Record, way: str, clients: list[int], message: Message, buffers: frozenset[str]) -> None:
-    """Count a message by hand and compare."""
-    wanted = {kind: [0] * 4 for kind in ("scalars", "bytes", "index_bytes", "buffers", "buffer_bytes")}
-    for place, client in enumerate(clients):
-        for name, entry in message.items():
-            if isinstance(entry, Rows):
-                values = entry.values[place][entry.present[place]]
-                wanted["index_bytes"][client] += 4 * int(entry.present[place].sum())
-            else:
-                values = entry[place]
-            kind = "buffers" if name in buffers else "scalars"
-            wanted[kind][client] += values.numel()
-            wanted["buffer_bytes" if name in buffers else "bytes"][client] += values.numel() * values.element_size()
-    assert {kind: record.traffic[f"{way}/{kind}"].tolist() for kind in wanted} == wanted
-
-
-@conformance
-def test_statistics_that_stay_with_the_clients_are_never_sent(method: Method) -> None:
-    outcome = simulate(method, small_cnn, odd_clients(), training=TRAINING, batch_norm="local")
-    assert outcome.status == "completed"
-    for way in ("up", "down", "evaluation"):
-        assert not outcome.traffic[f"{way}/buffers"].any()
-
-
-@pytest.mark.parametrize("name", plugins.names("methods"))
-def test_an_unknown_hyperparameter_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="no_such_thing"):
-        plugins.build("methods", name, {"no_such_thing": 1}, where="suite.yaml: methods.mine")
-    with pytest.raises(TypeError, match="no_such_thing"):
-        plugins.load("methods", name)(no_such_thing=1)
 
 
 # --- identities, bit for bit

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedbench.method import Message, Rows, rows
-from fedbench.wire import Diverged, Wire
+from fedbench.wire import Diverged, Wire, pack, payload, unpack
 
 
 def table(present: list[list[bool]], width: int = 3, dtype: torch.dtype = torch.float32) -> Rows:
@@ -127,3 +127,39 @@ def test_integers_pass_the_check_of_finiteness() -> None:
     received = Wire(1, frozenset()).carry("up", [0], {"n": torch.tensor([5])})
     assert isinstance(received["n"], torch.Tensor)
     assert received["n"].dtype == torch.int64
+
+
+# --- a message as bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_what_is_packed_comes_out_again(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    message: Message = {
+        "a": torch.randint(0, 2, (3, 2, 4), generator=generator).to(dtype).transpose(0, 1),
+        "scalar": torch.ones((), dtype=dtype),
+        "none": torch.zeros(0, 5, dtype=dtype),
+        "table": Rows(torch.ones(4, 2, dtype=dtype), torch.tensor([True, False, True, False])),
+        "empty": Rows(torch.ones(2, 3, dtype=dtype), torch.zeros(2, dtype=torch.bool)),
+    }
+    found = unpack(pack(message))
+    assert found.keys() == message.keys()
+    for name in ("a", "scalar", "none"):
+        wanted, got = message[name], found[name]
+        assert isinstance(wanted, torch.Tensor)
+        assert isinstance(got, torch.Tensor)
+        assert got.dtype == dtype
+        assert torch.equal(got, wanted)
+    assert rows(found, "table").values.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
+    assert rows(found, "table").present.tolist() == [True, False, True, False]
+    assert not rows(found, "empty").present.any()
+
+
+def test_a_packed_message_is_as_long_as_what_is_counted() -> None:
+    message: Message = {"a": torch.zeros(3, 5), "running": torch.zeros(7), "t": table([[True, False, True]])}
+    one: Message = {"a": torch.zeros(3, 5), "running": torch.zeros(7), "t": Rows(*(e[0] for e in rows(message, "t")))}
+    wire = Wire(1, frozenset({"running"}))
+    wire.carry("up", [0], {"a": torch.zeros(1, 3, 5), "running": torch.zeros(1, 7), "t": message["t"]})
+    counts = wire.take()
+    assert payload(pack(one)) == sum(int(counts[f"up/{kind}"][0]) for kind in ("bytes", "index_bytes", "buffer_bytes"))
+    assert payload(pack({})) == 0
