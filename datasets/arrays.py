@@ -17,8 +17,8 @@ class ArrayFile(DataSource):
 
     x holds rows of numbers (samples, features) or images (samples, H, W), (samples, C, H, W), or with
     `channels: last` (samples, H, W, C); uint8 or floating, other numbers become float32.  y holds whole numbers from
-    0.  client, client_train and client_test, where present, name the client of each sample (partition `given` without
-    a path).  Other arrays in the file are ignored.
+    0.  client, client_train and client_test, where present, name the client of each sample (partition `natural`).
+    Other arrays in the file are ignored.
 
     - `path`: absolute, or relative to the folder of the user's data.
     - `mean`, `std`: one number, or one per channel: (x - mean) / std, uint8 after division by 255.

@@ -30,7 +30,7 @@ NEVER_ZERO = ("trestbps", "chol")
 
 @dataclass(frozen=True)
 class FedHeart(Published):
-    """Who of 920 patients has heart disease; the four hospitals are the clients of the partition `given`.
+    """Who of 920 patients has heart disease; the four hospitals are the clients of the partition `natural`.
 
     Read from fed_heart/processed.*.data in the data folder, or from fed_heart.npz beside it (x with NaN where a finding
     is missing, y, client; or x_train, ...).  What is done to them, with the training patients of all hospitals

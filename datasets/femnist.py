@@ -38,7 +38,7 @@ class Femnist(Published):
       training images are the first 2,200 files of train_*, its test images the first 300 of `test_part`; unlike there,
       where the label of a class depends on the file system, folders and files are sorted by name.
     - `leaf`: femnist_leaf/train/*.json and femnist_leaf/test/*.json, as LEAF's preprocess.sh writes them, 1x28x28, dark
-      ink on white; the partition `given` makes each writer a client.
+      ink on white; the partition `natural` makes each writer a client.
     - `emnist`: EMNIST/raw, as torchvision leaves it, compressed or not, 1x28x28, light ink on black, upright.
 
     The mean and standard deviation are those of MNIST, as in the FedProto code.

@@ -290,6 +290,8 @@ def tuned(suite: Suite, trials: int | None = None) -> Suite:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of suite files, for editors."""
+    from fedbench.partition import PARTITIONERS
+
     made = Suite.model_json_schema()
     made["required"].remove("name")  # its default is the file's
     training = copy.deepcopy(options.schema(Training))
@@ -303,7 +305,7 @@ def schema() -> dict[str, Any]:
             "dataset": _choice_schema(plugins.names("datasets")),
             "model": _choice_schema(plugins.names("models")),
             "mixed": {"type": "array", "items": _choice_schema(plugins.names("models"))},
-            "partition": _choice_schema([]),
+            "partition": _choice_schema([*PARTITIONERS]),
         }
     return made
 

@@ -11,23 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbench.data import Arrays, hash_files, read_npz
 from fedbench.errors import InputError
 from fedbench.options import resolve
 from fedbench.partitioners import PARTS, Index, Partitioner, Split
 from fedbench.partitioners.dealing import VALIDATION, check_rows, cut_all, label_counts
-from fedbench.partitioners.given import Given, unflatten
+from fedbench.partitioners.given import Given, Natural, unflatten
 from fedbench.partitioners.iid import Iid
 from fedbench.partitioners.nway_kshot import NWayKShot
+from fedbench.partitioners.skews import Dirichlet, FeatureShift, Quantity, Shards
 
 __all__ = [
     "PARTITIONERS",
+    "Dirichlet",
+    "FeatureShift",
     "Given",
     "Iid",
     "NWayKShot",
+    "Natural",
     "Partition",
     "Partitioner",
+    "Quantity",
+    "Shards",
     "content",
     "draw",
     "draw_for_tuning",
@@ -39,13 +46,15 @@ class Partition:
     """The samples of every client: rows of the training arrays and, for `test`, of the test arrays.
 
     Where the data set has no test arrays, `test` holds rows of the training arrays too (`card["test_pool"]` says
-    "test" or "train").  The card holds plain JSON values: see `draw`.
+    "test" or "train").  The card holds plain JSON values: see `draw`.  `shift` (clients, 2) float64, if there is one,
+    is what each client does to its inputs: the deviation of the noise on normalised ones, and degrees of rotation.
     """
 
     train: tuple[Index, ...]
     validation: tuple[Index, ...]
     test: tuple[Index, ...]
     card: dict[str, Any]
+    shift: NDArray[np.float64] | None = None
 
     @property
     def clients(self) -> int:
@@ -54,8 +63,8 @@ class Partition:
 
     @property
     def hash(self) -> str:
-        """The sha256 over all index lists and where each begins, as little-endian int64."""
-        return _sha256(*self._flat().values())
+        """The sha256 over all index lists and where each begins, as little-endian int64, and the bits of the shift."""
+        return _sha256(*(array.view(np.int64) for array in self._flat().values()))
 
     def save(self, folder: Path) -> None:
         """Write index.npz and card.json into a new folder, which appears only when it is complete."""
@@ -73,23 +82,32 @@ class Partition:
             held = read_npz(folder / "index.npz")
             train, validation, test = (tuple(unflatten(held, part)) for part in PARTS)
             card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-            partition = cls(train, validation, test, card)
+            partition = cls(train, validation, test, card, held.get("shift"))
             if card["hash"] == partition.hash:
                 return partition
         except (InputError, OSError, KeyError, TypeError, ValueError):
             pass
         raise InputError(f"{folder}: the stored partition is damaged; delete the folder to have it drawn again")
 
-    def _flat(self) -> dict[str, Index]:
-        flat = {}
+    def _flat(self) -> dict[str, NDArray[Any]]:
+        flat: dict[str, NDArray[Any]] = {}
         for part in PARTS:
             lists: tuple[Index, ...] = getattr(self, part)
             flat[f"{part}_index"] = np.concatenate(lists)
             flat[f"{part}_start"] = np.cumsum([0, *map(len, lists)])
-        return flat
+        return flat if self.shift is None else flat | {"shift": self.shift}
 
 
-PARTITIONERS: dict[str, type[Partitioner]] = {"nway_kshot": NWayKShot, "iid": Iid, "given": Given}
+PARTITIONERS: dict[str, type[Partitioner]] = {
+    "nway_kshot": NWayKShot,
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "quantity": Quantity,
+    "feature_shift": FeatureShift,
+    "natural": Natural,
+    "given": Given,
+}
 
 
 def draw(partitioner: Partitioner, arrays: Arrays, seed: int, base: Path = Path()) -> Partition:
@@ -99,8 +117,9 @@ def draw(partitioner: Partitioner, arrays: Arrays, seed: int, base: Path = Path(
     `classes`, `test_pool`, `hash` (of the Partition), `sha256` (of each part's index lists one after the other),
     `totals` (samples of each part; `clients_without_test`; `test_of_unseen_class`, samples whose class the client
     does not train on; `clients_with_unseen_class`; `entropy_bits`, mean over clients), the partitioner's notes (drawn
-    n and k; shrunk classes), and `per_client` columns: `train`, `validation`, `test`, `classes` (in training),
-    `samples` (training samples of each of these), `entropy_bits` (of the training labels), `test_of_unseen_class`.
+    n and k; shrunk classes; draws and moved samples; amounts of noise and rotation), and `per_client` columns: `train`,
+    `validation`, `test`, `classes` (in training), `samples` (training samples of each of these), `entropy_bits` (of the
+    training labels), `test_of_unseen_class`.
 
     Raises InputError if an option is out of range, samples do not suffice, a client gets no training sample, or (for
     `given`) rows are out of range or belong to two clients.
@@ -114,7 +133,7 @@ def draw(partitioner: Partitioner, arrays: Arrays, seed: int, base: Path = Path(
     train, validation = split.train, split.validation
     if validation is None:
         train, validation = cut_all(train, arrays.y_train, partitioner.validation, seed, VALIDATION)
-    partition = Partition(tuple(train), tuple(validation), tuple(split.test), card={})
+    partition = Partition(tuple(train), tuple(validation), tuple(split.test), {}, split.shift)
     head = {"name": _name(partitioner), "options": options, "seed": seed, "hash": partition.hash}
     return replace(partition, card=head | split.notes | _describe(partition, arrays))
 

@@ -1,11 +1,13 @@
 """All samples of a federation in one place on the device, and who holds which."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -85,7 +87,7 @@ def _cropped(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:
 
 
 def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device: torch.device) -> Samples:
-    """Return a data set under a partition: only the samples that somebody holds, normalised once."""
+    """Return a data set under a partition: only the samples that somebody holds, normalised and shifted once."""
     test_in_train = partition.card["test_pool"] == "train"
     train_used = [*partition.train, *partition.validation, *(partition.test if test_in_train else ())]
     test_used = [] if test_in_train else list(partition.test)
@@ -103,17 +105,36 @@ def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device
     test = (
         places(partition.test, kept_train, 0) if test_in_train else places(partition.test, kept_test, len(kept_train))
     )
+    train, validation = (places(lists, kept_train, 0) for lists in (partition.train, partition.validation))
     mean, std = (torch.tensor(v, dtype=dtype) for v in (arrays.mean, arrays.std))
-    return _pooled(
-        _normalised(torch.from_numpy(x), mean, std, dtype).to(device),
-        torch.from_numpy(y).to(device),
-        arrays.classes,
-        places(partition.train, kept_train, 0),
-        places(partition.validation, kept_train, 0),
-        test,
-        augment=arrays.augment,
-        fill=(-mean / std).to(device),
-    )
+    pool, fill = _normalised(torch.from_numpy(x), mean, std, dtype).to(device), (-mean / std).to(device)
+    if partition.shift is not None:
+        rows = torch.from_numpy(np.concatenate([kept_train, kept_test + len(arrays.y_train)])).to(device)
+        drawn = keys.bits(keys.derive(partition.card["seed"], "noise"), len(arrays.y_train) + len(arrays.y_test))
+        for parts in zip(partition.shift.tolist(), train, validation, test, strict=False):
+            (noise, degrees), mine = parts[0], torch.cat(parts[1:])
+            pool[mine] = _shifted(pool[mine], noise, degrees, fill, drawn.to(device)[rows[mine]])
+    labels = torch.from_numpy(y).to(device)
+    return _pooled(pool, labels, arrays.classes, train, validation, test, arrays.augment, fill)
+
+
+def _shifted(x: Tensor, noise: float, degrees: float, fill: Tensor, sample_keys: Tensor) -> Tensor:
+    """Return inputs (N, *shape) turned about their middle, over black, and with normal noise of a deviation.
+
+    `sample_keys` (N,) int64 are those of the noise: one and the same sample always gets the same.
+    """
+    if degrees:
+        black = fill.view(1, -1, 1, 1)
+        cos, sin = (f(math.radians(degrees)) for f in (math.cos, math.sin))
+        height, width = x.shape[2:]
+        # `affine_grid` measures both axes from -1 to 1, whatever their lengths.
+        turn = torch.tensor([[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]).to(x)
+        grid = F.affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+        x = F.grid_sample(x - black, grid, align_corners=False) + black
+    if noise:
+        uniform = keys.uniform(sample_keys, x[0].numel()) + 2.0**-54  # never 0
+        x = x + noise * math.sqrt(2) * torch.special.erfinv(2 * uniform - 1).to(x.dtype).view(x.shape)
+    return x
 
 
 def from_clients(

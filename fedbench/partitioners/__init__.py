@@ -25,13 +25,15 @@ PARTS = ("train", "validation", "test")
 class Split:
     """What a partitioner returns: rows per client, before validation samples are taken and anything is checked.
 
-    `notes` go onto the card.
+    - `notes` go onto the card.
+    - `shift`: see `fedbench.partition.Partition`.
     """
 
     train: Sequence[Index]
     test: Sequence[Index]
     validation: Sequence[Index] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    shift: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

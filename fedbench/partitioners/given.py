@@ -3,14 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, final
 
 import numpy as np
+from annotated_types import Ge
 
 from fedbench.data import Arrays, read_npz
 from fedbench.errors import InputError, unknown
 from fedbench.partitioners import PARTS, Fraction, Index, Partitioner, Split
-from fedbench.partitioners.dealing import HOLD_OUT, by_class, check_rows, cut_all
+from fedbench.partitioners.dealing import CLIENTS, HOLD_OUT, by_class, check_rows, cut_all, stream_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Given(Partitioner):
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:
         """Read the rows, or group the samples by client."""
-        parts = self._of_data(arrays) if self.path is None else _read_rows(Path(self.path))
+        parts = _of_data(arrays) if self.path is None else _read_rows(Path(self.path))
         where = self.path or "the data set"
         if not any(map(len, parts.get("validation", ()))):
             parts.pop("validation", None)
@@ -46,16 +47,50 @@ class Given(Partitioner):
                 raise InputError(f"{where}: {len(lists)} clients in {part}, {len(parts['train'])} in train")
         return Split(parts["train"], parts["test"], parts.get("validation"))
 
-    def _of_data(self, arrays: Arrays) -> dict[str, list[Index]]:
-        if arrays.client_train is None:
-            raise InputError("partition.path: missing, and the data set does not name clients of its own")
-        names = np.unique(arrays.client_train)
-        parts = {"train": _by_name(arrays.client_train, names)}
-        if arrays.client_test is not None:
-            if strangers := sorted(set(arrays.client_test.tolist()) - set(names.tolist())):
-                raise InputError(f"the data set: client {strangers[0]} has test samples but no training samples")
-            parts["test"] = _by_name(arrays.client_test, names)
-        return parts
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partitioner):
+    """The clients that the data set names: writers, hospitals, files.
+
+    - `clients`: so many of them, drawn; by default all.
+    - `min_samples`: clients with fewer samples in the training arrays are left out; the card says how many.
+    - `test_fraction` of each client's samples become its test samples if the data set has none.
+    """
+
+    clients: Annotated[int, Ge(1)] | None = None
+    min_samples: Annotated[int, Ge(1)] = 1
+    test_fraction: Fraction = 0.2
+
+    def split(self, arrays: Arrays, seed: int, /) -> Split:
+        """Group the samples by client."""
+        parts = _of_data(arrays)
+        large = [client for client, rows in enumerate(parts["train"]) if len(rows) >= self.min_samples]
+        notes = {"named": len(parts["train"]), "too_small": len(parts["train"]) - len(large)}
+        wanted = self.clients or max(len(large), 1)
+        if wanted > len(large):
+            raise InputError(
+                f"partition.clients: {wanted}, but the data set names {notes['named']} clients, of whom {len(large)} "
+                f"have partition.min_samples {self.min_samples} or more training samples"
+            )
+        chosen = sorted(stream_of(seed, CLIENTS).permutation(large)[:wanted].tolist())
+        parts = {part: [lists[client] for client in chosen] for part, lists in parts.items()}
+        if "test" not in parts:
+            train, test = cut_all(parts["train"], arrays.y_train, self.test_fraction, seed, HOLD_OUT)
+            return Split(train, test, notes=notes)
+        return Split(parts["train"], parts["test"], notes=notes)
+
+
+def _of_data(arrays: Arrays) -> dict[str, list[Index]]:
+    if arrays.client_train is None:
+        raise InputError("partition: the data set does not name clients of its own")
+    names = np.unique(arrays.client_train)
+    parts = {"train": _by_name(arrays.client_train, names)}
+    if arrays.client_test is not None:
+        if strangers := sorted(set(arrays.client_test.tolist()) - set(names.tolist())):
+            raise InputError(f"the data set: client {strangers[0]} has test samples but no training samples")
+        parts["test"] = _by_name(arrays.client_test, names)
+    return parts
 
 
 def _by_name(owner: Index, names: Index) -> list[Index]:
@@ -67,6 +102,8 @@ def _read_rows(path: Path) -> dict[str, list[Index]]:
     try:
         if path.suffix == ".npz":
             held = read_npz(path)
+            if "shift" in held:
+                raise InputError(f"{path}: is of a partition that shifts inputs; take the options on its card instead")
             return {part: unflatten(held, part) for part in PARTS if part == "train" or f"{part}_index" in held}
         held = json.loads(path.read_text(encoding="utf-8"))
         if strange := [part for part in held if part not in PARTS]:

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Index, Partitioner, Split
-from fedbench.partitioners.dealing import TEST, TRAIN, by_class, shuffled_by_class
+from fedbench.partitioners.dealing import TEST, TRAIN, by_class, even, shuffled_by_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class NWayKShot(Partitioner):
                 if self.shortage == "error" or (what == "training" and available < len(owners)):
                     raise self._shortage(what, label, wanted, available)
                 shrunk.append({"samples": what, "class": label, "wanted": wanted, "available": available})
-            ends = np.cumsum(_even(wants, available))
+            ends = np.cumsum(even(wants, available))
             for owner, piece in zip(owners, np.split(pool[: ends[-1]], ends[:-1]), strict=True):
                 dealt[owner].append(np.sort(piece))
         return [np.concatenate(pieces) for pieces in dealt]
@@ -171,17 +171,3 @@ class NWayKShot(Partitioner):
         return InputError(
             f"partition: {wanted} {what} samples of class {label} wanted, available {available}; {advice}"
         )
-
-
-def _even(wants: Index, available: int) -> Index:
-    """Return what each of some clients gets: all it wants, or else one common number as far as it wants that.
-
-    What then remains goes to the first clients that want more, one each.
-    """
-    low, high = 0, int(wants.max(initial=0))
-    while low < high:
-        level = (low + high + 1) // 2
-        low, high = (level, high) if np.minimum(wants, level).sum() <= available else (low, level - 1)
-    shares = np.minimum(wants, low)
-    shares[np.flatnonzero(wants > low)[: available - shares.sum()]] += 1
-    return shares
