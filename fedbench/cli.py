@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedbench import data_commands, plugin_commands
+from fedbench import data_commands, partition_commands, plugin_commands
 from fedbench.errors import InputError
 from fedbench.words import counted
 
@@ -283,6 +283,20 @@ def show(
     plan = _plan(what, only, sets, seeds, out, data, fetch=False)
     _describe(plan)
     _estimate(plan, device, calibrate)
+
+
+@app.command()
+def partition(
+    suite: _SuiteName,
+    only: _Only = "",
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    to: Annotated[Path | None, typer.Option(help="Folder of the pictures; else that of the suite's runs.")] = None,
+    out: _Out = _RUNS,
+    data: _Data = None,
+) -> None:
+    """Show who holds what under a suite's partitions: a table and a picture of each; nothing is trained."""
+    plan = _plan(suite, only, sets, "", out, data)
+    partition_commands.show(plan.cells, plan.suite.base, plan.data, to or plan.store.root)
 
 
 @app.command()

@@ -374,21 +374,8 @@ class _Setting:
 
     def _partition(self, key: str) -> Figure:
         sharing = [member for member in self.members if member.result.cell.partition_key == key]
-        card, seed = self.cards[key], sharing[0].facts[SEEDS[0]]
-        columns = card["per_client"]
-        classes = sorted({name for held in columns["classes"] for name in held})
-        table = np.full((len(columns["classes"]), len(classes)), np.nan)
-        for client, (held, counts) in enumerate(zip(columns["classes"], columns["samples"], strict=True)):
-            for name, count in zip(held, counts, strict=True):
-                table[client, classes.index(name)] = count
-        totals = card["totals"]
-        held = [len(held) for held in columns["classes"]]
-        alone = int((np.sum(~np.isnan(table), axis=0) == 1).sum())
-        said = (
-            f"{len(held)} clients hold {min(held)} to {max(held)} of {len(classes)} classes; "
-            f"{alone} {'class is' if alone == 1 else 'classes are'} with one client alone; labels have "
-            f"{totals['entropy_bits']:.2f} bits of entropy within a client on average."
-        )
+        seed = sharing[0].facts[SEEDS[0]]
+        heat, said = partition_heat(self.cards[key])
         return self._figure(
             f"partition-{seed}",
             f"Partition, seed {seed}",
@@ -396,16 +383,29 @@ class _Setting:
             f"places are clients that know little but that well; a column with one place is a class that nobody else "
             f"can teach. {said}",
             said,
-            Heat(
-                "class",
-                "client",
-                tuple(str(name) for name in classes),
-                tuple(str(client) for client in range(len(held))),
-                tuple(_floats(row) for row in table),
-                "training samples",
-                start=0.0,
-            ),
+            heat,
         )
+
+
+def partition_heat(card: Mapping[str, Any]) -> tuple[Heat, str]:
+    """Return the training samples of every client in every class, and what there is to see in words."""
+    columns = card["per_client"]
+    classes = sorted({name for held in columns["classes"] for name in held})
+    table = np.full((len(columns["classes"]), len(classes)), np.nan)
+    for client, (held, counts) in enumerate(zip(columns["classes"], columns["samples"], strict=True)):
+        for name, count in zip(held, counts, strict=True):
+            table[client, classes.index(name)] = count
+    totals = card["totals"]
+    held = [len(held) for held in columns["classes"]]
+    alone = int((np.sum(~np.isnan(table), axis=0) == 1).sum())
+    said = (
+        f"{len(held)} clients hold {min(held)} to {max(held)} of {len(classes)} classes; "
+        f"{alone} {'class is' if alone == 1 else 'classes are'} with one client alone; labels have "
+        f"{totals['entropy_bits']:.2f} bits of entropy within a client on average."
+    )
+    rows = tuple(str(client) for client in range(len(held)))
+    names = tuple(str(name) for name in classes)
+    return Heat("class", "client", names, rows, tuple(map(_floats, table)), "training samples", start=0.0), said
 
 
 def _numbers(member: Member) -> Numbers:

@@ -36,6 +36,11 @@ def render_tuning(comparison: Comparison) -> RenderableType:
     return Group(*parts, *(Text(sentence, style="dim") for sentence in tuning.reading(comparison.choices)))
 
 
+def render_table(table: Table) -> RenderableType:
+    """Return one table under its title."""
+    return Group(Text(table.title, style="bold"), _Fitting(table))
+
+
 @dataclass(frozen=True)
 class _Fitting:
     """A table that becomes narrower, and breaks its numbers last, where there is little room."""
