@@ -22,6 +22,15 @@ def check_facts(suite: Suite, cells: Iterable[Cell]) -> None:
         raise InputError(f"{suite.file}: figure.x: {unknown('fact', suite.figure.x, short)}")
 
 
+def check_client(suite: Suite, clients: int) -> None:
+    """Raise InputError if the suite wants the confusion of a client that is not there, or that no cell keeps."""
+    wanted = suite.confusion_of
+    if "confusion_of" in suite.model_fields_set and "confusion" not in suite.keep:
+        raise InputError(f"{suite.file}: confusion_of: {wanted} needs cells that keep it: keep: [confusion]")
+    if wanted != "worst" and wanted >= clients:
+        raise InputError(f"{suite.file}: confusion_of: {wanted}; want a client from 0 to {clients - 1}, or worst")
+
+
 def check_metrics(suite: Suite, measured: Iterable[Set[str]]) -> None:
     """Raise InputError if the suite's report wants a metric that none of its cells measures.
 

@@ -612,7 +612,7 @@ def _studies(plan: _Plan) -> "list[Study]":
 
 
 def _check_asked(plan: _Plan) -> None:
-    """Raise InputError if the suite asks for a metric that its cells do not measure, chosen or not."""
+    """Raise InputError if the suite asks for a metric or a client that its cells do not have, chosen or not."""
     from fedbench import asked, tune
     from fedbench.cells import Checker
     from fedbench.executors import Setting, load_arrays
@@ -621,7 +621,9 @@ def _check_asked(plan: _Plan) -> None:
     checker = Checker(plan.suite.base)
 
     def measured(cell: "Cell") -> set[str]:
-        return checker.metrics(cell, load_arrays(cell, setting), _partition(plan, cell, setting, store=False))
+        partition = _partition(plan, cell, setting, store=False)
+        asked.check_client(plan.suite, partition.clients)
+        return checker.metrics(cell, load_arrays(cell, setting), partition)
 
     def perhaps_measured(cell: "Cell") -> set[str]:
         with suppress(InputError):  # of a cell that is not asked for

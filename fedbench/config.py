@@ -14,7 +14,8 @@
     metric: test/accuracy                  # of the report's table
     further_metrics: [test/accuracy/head]  # in a table beside it
     reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
-    keep: [embeddings]                     # of all test samples at the end, for a figure and silhouettes
+    keep: [embeddings, confusion]          # at the end: embeddings of test samples; what they are taken for
+    confusion_of: worst                    # the client whose confusion the report shows, or its number
     figure: {x: k, y: test/accuracy}       # of the report: metrics (or a list of them) against a fact that varies
     tune: {trials: 20, params: {lam: [0.1, 1]}}   # hyperparameters are chosen first, see `fedbench.space.Tune`
     experiments: [{dataset: mnist}]        # each is laid over what stands above
@@ -197,7 +198,8 @@ class Suite(_Part):
     further_metrics: Annotated[list[str], AfterValidator(_check_names)] = []
     reference: str = ""
     figure: Axes | None = None
-    keep: list[Literal["embeddings"]] = []
+    keep: list[Literal["embeddings", "confusion"]] = []
+    confusion_of: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
     experiments: list[Experiment] = []
 
     _file: str = PrivateAttr("suite")

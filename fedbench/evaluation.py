@@ -41,6 +41,22 @@ def examine(
     return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
 
 
+def answers(
+    method: Method, net: Net, params: Params, down: Message, data: Samples, index: Tensor, own: Tensor
+) -> NDArray[np.int64]:
+    """Return the class (B,) that one client's model gives each of the samples `index`, by the method's headline score.
+
+    -1 where no class has a score.
+    """
+    params = {name: net.laid_out(tensor) for name, tensor in params.items()}
+    given = [np.zeros(0, np.int64)]
+    with torch.no_grad():
+        for part in torch.split(index, _CHUNK) if len(index) else ():
+            scores = method.scores(net, params, down, net.laid_out(data.x[part]), own)
+            given.append(predict(next(iter(scores.values()))).cpu().numpy())
+    return np.concatenate(given)
+
+
 def _answers(
     method: Method, net: Net, params: Params, down: Message, batch: Batch, own: Tensor
 ) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,7 @@ from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
-from fedbench.kept import Embeddings, silhouettes
+from fedbench.kept import Kind, Last, silhouettes
 from fedbench.method import Message, Method, Rows, parameters, put, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
 from fedbench.options import make
@@ -145,31 +145,31 @@ def run(
     threads: int = 1,
     on_round: Callable[[int, int], None] | None = None,
     stop: Stop | None = None,
-    keep: Sequence[Literal["embeddings"]] = (),
+    keep: Sequence[Kind] = (),
     checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Train a method on a partition of a data set.
 
     Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
-    called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers: embeddings come
-    with their silhouettes, in the last round.  With a `checkpoint` it goes on from there, if it can, and ends the same.
+    called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers (see
+    `fedbench.kept`): embeddings come with their silhouettes, in the last round.  With a `checkpoint` it goes on from
+    there, if it can, and ends the same.
     Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = make_setup(method, models, data, training, seed)
     setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
-    if "embeddings" not in keep:
+    if not keep:
         return play(setup, on_round, stop, checkpoint)
-    nets = {client: group.net for group in setup.groups for client in group.clients}
-    embeddings = Embeddings(nets, data)
-    outcome = play(replace(setup, probe=embeddings.look, watch_merge=embeddings.watch), on_round, stop, checkpoint)
-    return _with(outcome, embeddings.arrays()) if outcome.status == "completed" else outcome
+    last = Last(method, {client: group.net for group in setup.groups for client in group.clients}, data)
+    outcome = play(replace(setup, probe=last.look, watch_merge=last.watch), on_round, stop, checkpoint)
+    return _with(outcome, last.arrays(keep)) if outcome.status == "completed" else outcome
 
 
 def _with(outcome: Outcome, arrays: dict[str, NDArray[np.generic]]) -> Outcome:
-    """Return an outcome with embeddings, if there are any, and their silhouettes."""
+    """Return an outcome with what was kept, and the silhouettes of embeddings among it."""
     metrics = dict(outcome.metrics)
-    if arrays:
+    if "embeddings" in arrays:
         clients = len(outcome.sizes["test"])
         for name, values in silhouettes(arrays, clients).items():
             before = np.full((len(outcome.work["steps"]) - 1, clients), np.nan)

@@ -1,27 +1,33 @@
-"""What a federation keeps beside its numbers if it is asked to: the embeddings of all test samples at its end."""
+"""What a federation keeps beside its numbers if it is asked to: what its last models make of all test samples."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbench.method import Message, Rows
+from fedbench import evaluation
+from fedbench.method import Message, Method, Rows, stack, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
+from fedbench.wire import Wire
+
+Kind = Literal["embeddings", "confusion"]
+"""What may be kept."""
 
 _CHUNK = 1024
 
 
 @final
-class Embeddings:
-    """Remembers the models that were evaluated last, and the tables of embeddings that the server had then.
+class Last:
+    """Remembers the models that were evaluated last, and the state that the server had then.
 
     - `nets`: each client's net.
     """
 
-    def __init__(self, nets: Mapping[int, Net], data: Samples) -> None:
+    def __init__(self, method: Method, nets: Mapping[int, Net], data: Samples) -> None:
+        self._method = method
         self._nets = nets
         self._data = data
         self._params: dict[int, Params] = {}
@@ -36,16 +42,38 @@ class Embeddings:
         """Remember the server's state; see `federation.Setup.watch_merge`."""
         self._server = server
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
+    def arrays(self, kinds: Sequence[Kind]) -> dict[str, NDArray[np.generic]]:
         """Return what was asked for.
+
+        Embeddings:
 
         - "embeddings" (N, width) float32 of every client's own test samples under its own last model, "labels" (N,)
           and "clients" (N,) int64.
         - "table/<name>" (P, width) float32: the server's tables with a row for each class, such as prototypes, as far
           as there are rows; "table/<name>/labels" (P,) int64: whose they are.
 
-        Clients with models of different widths keep nothing.
+        Clients with models of different widths keep none.
+
+        - "confusion" (clients, classes, classes) int32: how many of a client's own test samples of each class (rows)
+          its last model takes for each class (columns), by the method's headline accuracy.
         """
+        kept = self._embeddings() if "embeddings" in kinds else {}
+        return {**kept, "confusion": self._confusion()} if "confusion" in kinds else kept
+
+    def _confusion(self) -> NDArray[np.int32]:
+        data = self._data
+        table = np.zeros((data.clients, data.classes, data.classes), np.int32)
+        for client, params in self._params.items():
+            net, index = self._nets[client], data.test[client]
+            wire = Wire(data.clients, frozenset(net.buffers))
+            sent = wire.carry("evaluation", [client], stack([self._method.send(self._server, client)]))
+            down = tree_map(lambda tensor: tensor[0], sent)
+            given = evaluation.answers(self._method, net, params, down, data, index, data.own[client])
+            some = given >= 0
+            np.add.at(table[client], (data.y[index].cpu().numpy()[some], given[some]), 1)
+        return table
+
+    def _embeddings(self) -> dict[str, NDArray[np.generic]]:
         widths = {net.width for net in self._nets.values()}
         if len(widths) > 1:
             return {}

@@ -39,7 +39,7 @@ class Numbers:
     - `totals`: traffic ("up/scalars", ...) and work ("work/steps", ...) -> (rounds,) float64, sum over clients.
     - `sizes`: split -> (clients,) int64, samples.
     - `seconds`: of the whole run: "total", "training", "evaluation".
-    - `kept`: what was kept beside (see `fedbench.kept`), which no results file has.
+    - `kept`: what was kept beside (see `fedbench.kept`), of which a results file has the confusion.
     """
 
     rounds: int

@@ -12,7 +12,8 @@
   "evaluation/") and of work ("work/"), where a round without a line has the sums of the round before.
 - "size/<split>" are samples of each client, "time/<name>" seconds, "rounds" counts those that came to their end.
 - `text` is JSON, of the lines without a number: "suite", "reference", "partition/<key>" (its card), "source/<content>"
-  (of a data set), "study/<key>" (trials of tuning), and "cell": recipe, status, provenance.
+  (of a data set), "study/<key>" (trials of tuning), "cell": recipe, status, provenance, and "confusion" of a cell that
+  kept it: the shape, and [client, class, class that it was taken for, samples] where there are some.
 """
 
 import csv
@@ -42,6 +43,7 @@ VERSION = 1
 _HEAD = ("key", "label", "metric", "round", "client", "value", "text")
 _SUMS = ("up", "down", "evaluation", "work")
 _PRIVATE = ("host",)  # of the provenance: reports do not say it either
+_CONFUSION = "confusion"
 
 _Line = tuple[object, ...]
 
@@ -75,6 +77,8 @@ def dumps(results: Results, suite: Suite, reference: Reference | None = None) ->
         if result.numbers:
             for line in _numbers(result.numbers, wanted):
                 writer.writerow((cell.key, cell.label, *line))
+            if _CONFUSION in result.numbers.kept:
+                writer.writerow(_about(_CONFUSION, _sparse(result.numbers.kept[_CONFUSION]), cell.key, cell.label))
     return stream.getvalue()
 
 
@@ -102,6 +106,17 @@ def _numbers(numbers: Numbers, wanted: Sequence[str]) -> Iterator[_Line]:
         yield from ((name, i + 1, "", _value(sums[i]), "") for i in changed)
 
 
+def _sparse(table: NDArray[np.generic]) -> dict[str, Any]:
+    return {"shape": table.shape, "counts": [[*map(int, place), int(table[*place])] for place in np.argwhere(table)]}
+
+
+def _dense(plain: Mapping[str, Any]) -> NDArray[np.generic]:
+    table = np.zeros(plain["shape"], np.int32)
+    for *place, count in plain["counts"]:
+        table[*place] = count
+    return table
+
+
 def _value(value: float) -> str:
     """Return a number so that reading it gives the very same."""
     return repr(float(value)).removesuffix(".0")
@@ -120,6 +135,7 @@ class _Found:
     seconds: dict[str, float] = field(default_factory=dict)
     clients: dict[str, list[tuple[int, int, float]]] = field(default_factory=lambda: defaultdict(list))
     series: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    kept: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def take(self, metric: str, number: str, client: str, value: str) -> None:
         kind, _, name = metric.partition("/")
@@ -159,6 +175,7 @@ class _Found:
             totals={name: _filled(series, rounds) for name, series in sums.items()},
             sizes=sizes,
             seconds=self.seconds,
+            kept=self.kept,
         )
 
 
@@ -213,6 +230,8 @@ def _read(path: Path, lines: Sequence[Sequence[str]]) -> tuple[Results, Suite, R
                 if cell.key != key:
                     raise ValueError(f"recipe of cell {cell.key}")
                 found[key, label] = _Found(cell, about)
+            elif metric == _CONFUSION:
+                found[key, label].kept[metric] = _dense(json.loads(text))
             elif key:
                 found[key, label].take(metric, number, client, value)
             elif metric == "suite":

@@ -1,4 +1,4 @@
-"""Embeddings that cells keep: whose they are, what silhouettes say of them by hand, and the figure in the report."""
+"""What cells keep of test samples: embeddings, their silhouettes, confusion, and the figures in the report."""
 
 import sys
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from fedbench import config, results
+from fedbench import asked, config, results, results_csv
 from fedbench.cells import draw_partition, expand, fingerprints, run_cell, source
 from fedbench.data import load
 from fedbench.errors import InputError
@@ -14,7 +14,7 @@ from fedbench.federation import Outcome
 from fedbench.kept import silhouette, silhouettes
 from fedbench.partition import Partition
 from fedbench.report import figures, plots
-from fedbench.report.plots import Scatter
+from fedbench.report.plots import Heat, Scatter
 from fedbench.store import Record, Store
 
 
@@ -98,11 +98,25 @@ def test_clients_with_models_of_different_widths_keep_nothing(tiny: Tiny) -> Non
     assert record.outcome.kept == {}
 
 
+def test_a_cell_keeps_what_its_test_samples_are_taken_for(tiny: Tiny) -> None:
+    options = {"candidates": "own", "prediction": "prototype"}  # an answer that needs what the server sends
+    record, partition = outcome_of(
+        tiny, "fedproto", keep=["confusion"], mixed=[{"hidden": [4]}, {"hidden": [6]}], methods={"fedproto": options}
+    )
+    table = record.outcome.kept["confusion"]
+    y = np.load(tiny.data / "blobs.npz")["y_test"]
+    assert table.shape == (4, 3, 3)
+    for client, rows in enumerate(partition.test):
+        assert table[client].sum(axis=1).tolist() == np.bincount(y[rows], minlength=3).tolist()
+        right = record.outcome.metrics["test/accuracy"][-1][client]
+        assert table[client].trace() / len(rows) == pytest.approx(right)
+
+
 # --- in the report
 
 
-def stored(tiny: Tiny) -> tuple[results.Results, config.Suite, Outcome]:
-    record, _ = outcome_of(tiny, "fedproto", keep=["embeddings"], methods={"fedproto": {}})
+def stored(tiny: Tiny, **keys: object) -> tuple[results.Results, config.Suite, Outcome]:
+    record, _ = outcome_of(tiny, "fedproto", methods={"fedproto": {}}, **(keys or {"keep": ["embeddings"]}))
     store = Store(tiny.out / "tiny")
     with store.lock(lambda: None):
         store.put(record)
@@ -129,6 +143,35 @@ def test_without_scikit_learn_the_figure_is_refused_in_one_line(tiny: Tiny, monk
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(InputError, match="needs scikit-learn: pip install"):
         figures.figures(found, suite)
+
+
+@pytest.mark.parametrize("of", ["worst", 2])
+def test_the_report_has_the_confusion_of_a_client(tiny: Tiny, of: str | int) -> None:
+    found, suite, outcome = stored(tiny, keep=["confusion"], confusion_of=of)
+    client = int(np.argmin(outcome.metrics["test/accuracy"][-1])) if of == "worst" else int(of)
+    figure = next(figure for figure in figures.figures(found, suite) if figure.name == "confusion")
+    assert figure.title == f"Confusion of client {client}"
+    assert isinstance(figure.plot, Heat)
+    counts = outcome.kept["confusion"][client]
+    held, given = counts.sum(axis=1) > 0, counts.sum(axis=0) > 0
+    assert figure.plot.rows == tuple(f"fedproto: {label}" for label in np.flatnonzero(held))
+    shares = 100 * counts[held][:, given] / counts[held].sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(figure.plot.values, shares)
+    file = tiny.out / "results.csv"
+    file.write_text(results_csv.dumps(found, suite))
+    again, restored, _ = results_csv.load(file)
+    assert [plots.inline(f) for f in figures.figures(again, restored)] == [
+        plots.inline(f) for f in figures.figures(found, suite)
+    ]
+
+
+def test_a_client_that_is_not_there_is_refused(tiny: Tiny) -> None:
+    tiny.change(keep=["confusion"], confusion_of=4)
+    with pytest.raises(InputError, match=r"tiny\.yaml: confusion_of: 4; want a client from 0 to 3, or worst"):
+        asked.check_client(config.load(tiny.file), 4)
+    tiny.change(keep=[], confusion_of=3)
+    with pytest.raises(InputError, match=r"confusion_of: 3 needs cells that keep it: keep: \[confusion\]"):
+        asked.check_client(config.load(tiny.file), 4)
 
 
 def test_a_name_of_something_else_cannot_be_kept(tiny: Tiny) -> None:

@@ -37,7 +37,7 @@ def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
     found = [*_embeddings(members, layout)]
     found += list(_asked(suite.figure, members, looks)) if suite.figure else []
     for title, group in grouped(members, lambda member: _setting(layout, member)).items():
-        setting = _Setting(title, group, looks, suite.metric, results.cards)
+        setting = _Setting(title, group, looks, suite, results.cards)
         found += setting.figures()
     found += [
         _tuning(place, group, looks)
@@ -163,8 +163,13 @@ class _Setting:
     title: str
     members: Sequence[Member]
     looks: Mapping[str, int]
-    metric: str
+    suite: Suite
     cards: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def metric(self) -> str:
+        """The suite's metric."""
+        return self.suite.metric
 
     def figures(self) -> Iterator[Figure]:
         """Yield those for which there are numbers."""
@@ -172,6 +177,8 @@ class _Setting:
             yield from self._curves()
             yield self._strip()
             yield self._worst()
+            if confusion := self._confusion():
+                yield confusion
             yield self._traffic()
         for key in dict.fromkeys(member.result.cell.partition_key for member in self.members):
             if key in self.cards:
@@ -316,21 +323,28 @@ class _Setting:
             Strip(named(self.metric), shown),
         )
 
+    @cached_property
+    def first(self) -> dict[str, list[Member]]:
+        """Rows with the pairs that have the first partition."""
+        key = self.rows[next(iter(self.rows))][0].result.cell.partition_key
+        rows = {label: [m for m in row if m.result.cell.partition_key == key] for label, row in self.rows.items()}
+        return {label: row for label, row in rows.items() if row}
+
+    @cached_property
+    def clients(self) -> NDArray[np.float64]:
+        """Every row's metric of every client of the first partition, on average over run seeds (rows, clients)."""
+        return np.stack([np.mean([_last(m, self.metric) for m in row], axis=0) for row in self.first.values()])
+
+    @cached_property
+    def worst(self) -> NDArray[np.int64]:
+        """Those clients that have some, the worst on average over rows first."""
+        there = np.flatnonzero(~np.isnan(self.clients).all(axis=0))
+        means = np.nanmean(self.clients[:, there], axis=0)
+        return there[np.argsort(means if higher_is_better(self.metric) else -means, kind="stable")]
+
     def _worst(self) -> Figure:
-        """Return the clients of the first partition on which rows do worst, on average over run seeds."""
-        first = self.rows[next(iter(self.rows))][0].result.cell.partition_key
-        rows = {
-            label: [member for member in row if member.result.cell.partition_key == first]
-            for label, row in self.rows.items()
-        }
-        table = {
-            label: np.mean([_last(member, self.metric) for member in row], axis=0) for label, row in rows.items() if row
-        }
-        stacked = np.stack(list(table.values()))
-        there = np.flatnonzero(~np.isnan(stacked).all(axis=0))
-        means = np.nanmean(stacked[:, there], axis=0)
-        order = there[np.argsort(means if higher_is_better(self.metric) else -means, kind="stable")][:_WORST]
-        shown = _scaled(stacked[:, order], self.metric)
+        order = self.worst[:_WORST]
+        shown = _scaled(self.clients[:, order], self.metric)
         worst = ", ".join(str(client) for client in order[:3])
         return self._figure(
             "worst",
@@ -343,10 +357,42 @@ class _Setting:
                 "client",
                 "",
                 tuple(str(client) for client in order),
-                tuple(self._name(label) for label in table),
+                tuple(self._name(label) for label in self.first),
                 tuple(_floats(row) for row in shown),
                 named(self.metric),
                 digits=0 if is_percentage(self.metric) else 2,
+            ),
+        )
+
+    def _confusion(self) -> Figure | None:
+        """Return what each row takes the samples of one client for, if rows have kept it."""
+        asked = self.suite.confusion_of
+        client = int(self.worst[0]) if asked == "worst" else asked
+        counts = {label: table for label, row in self.first.items() if (table := _confused(row, client)) is not None}
+        if not counts:
+            return None
+        total = np.sum(list(counts.values()), axis=0)
+        held, given = np.flatnonzero(total.any(axis=1)), np.flatnonzero(total.any(axis=0))
+        right = {label: table.trace() / max(1, table.sum()) for label, table in counts.items()}
+        return self._figure(
+            "confusion",
+            f"Confusion of client {client}",
+            f"What each row takes the test samples of client {client} for{' (the worst)' * (asked == 'worst')}, by the "
+            "models of the last evaluated round: a line for each class that the client has, adding up to 100 %. "
+            "Answers of other classes are what it has from others.",
+            "Right: " + "; ".join(f"{label} {100 * share:.0f} %" for label, share in right.items()) + ".",
+            Heat(
+                "taken for class",
+                "",
+                tuple(map(str, given)),
+                tuple(f"{self._name(label)}: {true}" for label in counts for true in held),
+                tuple(
+                    _floats(100 * table[true, given] / max(1, table[true].sum()))
+                    for table in counts.values()
+                    for true in held
+                ),
+                "of the class (%)",
+                start=0.0,
             ),
         )
 
@@ -417,6 +463,12 @@ def _numbers(member: Member) -> Numbers:
 
 def _last(member: Member, metric: str) -> NDArray[np.float64]:
     return _numbers(member).last[metric]
+
+
+def _confused(row: Sequence[Member], client: int) -> NDArray[np.int64] | None:
+    """Return a client's test samples by class (rows) and answer (columns), of all pairs that kept them."""
+    tables = [numbers.kept["confusion"] for m in row if (numbers := m.result.numbers) and "confusion" in numbers.kept]
+    return np.sum([table[client] for table in tables], axis=0, dtype=np.int64) if tables else None
 
 
 def _per_round(numbers: Numbers, name: str) -> float:
