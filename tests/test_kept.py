@@ -156,7 +156,7 @@ def test_the_report_has_the_confusion_of_a_client(tiny: Tiny, of: str | int) -> 
     held, given = counts.sum(axis=1) > 0, counts.sum(axis=0) > 0
     assert figure.plot.rows == tuple(f"fedproto: {label}" for label in np.flatnonzero(held))
     shares = 100 * counts[held][:, given] / counts[held].sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(figure.plot.values, shares)
+    np.testing.assert_allclose(np.nan_to_num(figure.plot.values), shares)  # blank where there is none
     file = tiny.out / "results.csv"
     file.write_text(results_csv.dumps(found, suite))
     again, restored, _ = results_csv.load(file)

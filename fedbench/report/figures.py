@@ -379,7 +379,7 @@ class _Setting:
             f"Confusion of client {client}",
             f"What each row takes the test samples of client {client} for{' (the worst)' * (asked == 'worst')}, by the "
             "models of the last evaluated round: a line for each class that the client has, adding up to 100 %. "
-            "Answers of other classes are what it has from others.",
+            "Other classes it knows from others alone.",
             "Right: " + "; ".join(f"{label} {100 * share:.0f} %" for label, share in right.items()) + ".",
             Heat(
                 "taken for class",
@@ -387,7 +387,7 @@ class _Setting:
                 tuple(map(str, given)),
                 tuple(f"{self._name(label)}: {true}" for label in counts for true in held),
                 tuple(
-                    _floats(100 * table[true, given] / max(1, table[true].sum()))
+                    _floats(np.where(table[true, given], 100 * table[true, given] / max(1, table[true].sum()), np.nan))
                     for table in counts.values()
                     for true in held
                 ),
