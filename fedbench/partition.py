@@ -18,6 +18,7 @@ from fedbench.errors import InputError
 from fedbench.options import resolve
 from fedbench.partitioners import PARTS, Index, Partitioner, Split
 from fedbench.partitioners.dealing import VALIDATION, check_rows, cut_all, label_counts
+from fedbench.partitioners.flower import Flower, installed
 from fedbench.partitioners.given import Given, Natural, unflatten
 from fedbench.partitioners.iid import Iid
 from fedbench.partitioners.nway_kshot import NWayKShot
@@ -27,6 +28,7 @@ __all__ = [
     "PARTITIONERS",
     "Dirichlet",
     "FeatureShift",
+    "Flower",
     "Given",
     "Iid",
     "NWayKShot",
@@ -107,6 +109,7 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "feature_shift": FeatureShift,
     "natural": Natural,
     "given": Given,
+    "flwr": Flower,
 }
 
 
@@ -156,10 +159,12 @@ def draw_for_tuning(
 
 
 def content(partitioner: Partitioner, base: Path = Path()) -> str | None:
-    """Return the sha256 of the file that the partition is read from; None if it is drawn.
+    """Return the sha256 of the file that the partition is read from, or the version of the package that draws it.
 
-    Raises InputError if the file is missing.
+    None if it is drawn here.  Raises InputError if the file or the package is missing.
     """
+    if isinstance(partitioner, Flower):
+        return f"flwr-datasets {installed()}"
     located = _located(partitioner, base)
     if not isinstance(located, Given) or located.path is None:
         return None
