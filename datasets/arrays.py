@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.data import About, Arrays, DataSource, by_part, read_npz
+from fedbench.data import ALONE, About, Arrays, DataSource, by_part, read_npz, validate
 from fedbench.errors import InputError
 
 
@@ -18,7 +18,6 @@ class ArrayFile(DataSource):
     x holds rows of numbers (samples, features) or images (samples, H, W), (samples, C, H, W), or with
     `channels: last` (samples, H, W, C); uint8 or floating, other numbers become float32.  y holds whole numbers from
     0.  client, client_train and client_test, where present, name the client of each sample (partition `natural`).
-    Other arrays in the file are ignored.
 
     - `path`: absolute, or relative to the folder of the user's data.
     - `mean`, `std`: one number, or one per channel: (x - mean) / std, uint8 after division by 255.
@@ -41,11 +40,15 @@ class ArrayFile(DataSource):
     def load(self, root: Path, /) -> Arrays:
         """Return the arrays; raises InputError naming the file if they are not there or have no usable type."""
         file = root / self.path
-        parts = by_part(read_npz(file), str(file))
+        held = read_npz(file)
+        parts = by_part(held, str(file), refuse_others=True)
         for name in ("x_train", "x_test"):
-            parts[name] = self._samples(parts[name], f"{file}: {name}")
+            parts[name] = self._samples(parts[name], f"{file}: {name if name in held else 'x'}")
         classes = 1 + max(int(parts[name].max(initial=0)) for name in ("y_train", "y_test"))
-        return Arrays(**parts, classes=classes, mean=self.mean, std=self.std, augment=self.augment)
+        arrays = Arrays(**parts, classes=classes, mean=self.mean, std=self.std, augment=self.augment)
+        if "x" in held:
+            validate(arrays, str(file), {meant: name for name, meant in ALONE.items()})
+        return arrays
 
     def _samples(self, x: NDArray[Any], where: str) -> NDArray[Any]:
         if x.dtype.kind not in "buif":

@@ -49,11 +49,11 @@ _POLICIES = (
     "all: every cell, its new outcome taking the place of the old one."
 )
 _SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite file, or the name of one that is shipped.")]
-_Only = Annotated[str, typer.Option(metavar="FACT=VALUE,...", help="Only cells such as method=fedproto,n=3.")]
+_Only = Annotated[str | None, typer.Option(metavar="FACT=VALUE,...", help="Only cells such as method=fedproto,n=3.")]
 _Sets = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as rounds=5; repeatable.")
 ]
-_Seeds = Annotated[str, typer.Option(metavar="SEED,...", help="Other run seeds, such as 0,1,2.")]
+_Seeds = Annotated[str | None, typer.Option(metavar="SEED,...", help="Other run seeds, such as 0,1,2.")]
 _Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")]
 _Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0: one for each usable core, or one on a GPU.")]
 _Engine = Annotated[
@@ -67,18 +67,23 @@ _Checkpoint = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How often cells under way are saved; 0: after every round.")
 ]
 _TrackingUri = Annotated[
-    str, typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs.")
+    str | None,
+    typer.Option(metavar="URI", help="An MLflow server, or 'none'; else a database in the folder of all runs."),
 ]
 _Out = Annotated[Path, typer.Option(help="Folder of all runs.")]
 _Data = Annotated[Path | None, typer.Option(help="Folder of your data; else $FEDBENCH_DATA, else ./data.")]
 _SIDE = "A suite, the folder of one's runs, or a results.csv."
 _RUNS = Path("runs")
+_UsageError: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of it that newer versions of typer have
 
 
 def main() -> None:
     """Run the command line; exits with 2 and one line for bad input, 1 for failed cells, 130 after Ctrl-C."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except _UsageError as error:
+        _print_usage(error)
+        sys.exit(2)
     except InputError as error:
         print(f"fedbench: {error}", file=sys.stderr)
         sys.exit(2)
@@ -90,12 +95,22 @@ def main() -> None:
         sys.exit(2)
 
 
+def _print_usage(error: Any) -> None:
+    """Print what is wrong with the arguments on one line, or the help if there are none."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    command = error.ctx.command_path if error.ctx else "fedbench"
+    said = " ".join(error.format_message().replace("Value error, ", "").rstrip(".").split())
+    print(f"fedbench: {said}; see `{command} --help`", file=sys.stderr)
+
+
 @app.command()
 def run(
     suite: _SuiteName,
-    only: _Only = "",
+    only: _Only = None,
     sets: _Sets = [],  # noqa: B006 (typer reads it)
-    seeds: _Seeds = "",
+    seeds: _Seeds = None,
     workers: _Workers = 0,
     device: _Device = "cpu",
     engine: _Engine = "auto",
@@ -104,7 +119,7 @@ def run(
     checkpoint: _Checkpoint = 30.0,
     out: _Out = _RUNS,
     data: _Data = None,
-    tracking_uri: _TrackingUri = "",
+    tracking_uri: _TrackingUri = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")] = False,
     policy: Annotated[Policy, typer.Option(help=_POLICIES)] = "missing",
 ) -> None:
@@ -141,13 +156,13 @@ def run(
 @app.command()
 def tune(
     suite: _SuiteName,
-    only: _Only = "",
+    only: _Only = None,
     sets: _Sets = [],  # noqa: B006 (typer reads it)
-    seeds: _Seeds = "",
+    seeds: _Seeds = None,
     trials: Annotated[int | None, typer.Option(help="Trials of every row, in place of the suite's.")] = None,
     storage: Annotated[
-        str, typer.Option(metavar="URL", help="An Optuna storage; else a database beside the suite's cells.")
-    ] = "",
+        str | None, typer.Option(metavar="URL", help="An Optuna storage; else a database beside the suite's cells.")
+    ] = None,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a suite with the chosen values in it.")
     ] = None,
@@ -159,7 +174,7 @@ def tune(
     checkpoint: _Checkpoint = 30.0,
     out: _Out = _RUNS,
     data: _Data = None,
-    tracking_uri: _TrackingUri = "",
+    tracking_uri: _TrackingUri = None,
 ) -> None:
     """Choose the hyperparameters of a suite's rows on validation samples, as far as that is not done."""
     from fedbench import config, executors
@@ -190,9 +205,9 @@ def report(
     suite: Annotated[
         str, typer.Argument(metavar="SUITE|results.csv", help="A suite, or what --format csv wrote of one.")
     ],
-    only: _Only = "",
+    only: _Only = None,
     sets: _Sets = [],  # noqa: B006 (typer reads it)
-    seeds: _Seeds = "",
+    seeds: _Seeds = None,
     formats: Annotated[
         str, typer.Option("--format", metavar="FORMAT,...", help="Of html, md, latex and csv.")
     ] = "html,md",
@@ -209,7 +224,7 @@ def report(
 
     wanted = read_formats(formats, "--format")
     if suite.endswith(".csv"):
-        if only or sets or seeds:
+        if sets or (only, seeds) != (None, None):
             raise InputError(f"{suite}: --only, --set and --seeds are of suites; a results.csv is reported whole")
         file = Path(suite)
         _write_report(*results_csv.load(file), to or file.parent, wanted, figures)
@@ -223,7 +238,7 @@ def report(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
     b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
-    metric: Annotated[str, typer.Option(help="What to compare; else what the suite of A or B reports.")] = "",
+    metric: Annotated[str | None, typer.Option(help="What to compare; else what the suite of A or B reports.")] = None,
     form: Annotated[Literal["md", "csv"], typer.Option("--format", help="A page, or a line for each cell.")] = "md",
     out: _Out = _RUNS,
     data: _Data = None,
@@ -232,7 +247,7 @@ def compare(
     from fedbench.compare import compare
 
     (one, asked), (other, also) = (_side(name, out, data) for name in (a, b))
-    made = compare(one, other, (a, b), metric or asked or also)
+    made = compare(one, other, (a, b), metric if metric is not None else asked or also)
     print(made.csv() if form == "csv" else made.markdown(), end="")
 
 
@@ -246,7 +261,7 @@ def _side(name: str, out: Path, data: Path | None) -> "tuple[Results, str]":
         return found, suite.metric
     if Path(name).is_dir():
         return stored(Path(name)), ""
-    plan = _plan(name, "", (), "", out, data)
+    plan = _plan(name, None, (), None, out, data)
     return results.collect(plan.store, plan.cells, plan.suite.base, plan.data), plan.suite.metric
 
 
@@ -267,9 +282,9 @@ def list_(kind: Annotated[Literal["methods", "datasets", "models", "suites"], ty
 @app.command()
 def show(
     what: Annotated[str, typer.Argument(metavar="CELL|SUITE", help="The beginning of a cell's key, or a suite.")],
-    only: _Only = "",
+    only: _Only = None,
     sets: _Sets = [],  # noqa: B006 (typer reads it)
-    seeds: _Seeds = "",
+    seeds: _Seeds = None,
     device: _Device = "cpu",
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="Estimate times, from a few steps of each model.")
@@ -339,9 +354,9 @@ class _Plan:
 
 def _plan(
     name: str,
-    only: str,
+    only: str | None,
     sets: Sequence[str],
-    seeds: str,
+    seeds: str | None,
     out: Path,
     data: Path | None,
     fetch: bool = True,
@@ -356,12 +371,12 @@ def _plan(
     from fedbench.data import data_root
     from fedbench.store import Store
 
-    suite = adapt(config.override(config.load(name), sets, seeds or None))
+    suite = adapt(config.override(config.load(name), sets, seeds))
     root = data_root(data)
 
     def known(fetched: bool) -> "tuple[list[Cell], list[Cell]]":
         every = expand(suite, fingerprints(suite.base, root, fetch=False))
-        chosen = select(every, only) if only else every
+        chosen = every if only is None else select(every, only)
         absent = {}
         for cell in chosen:
             dataset = cell.recipe["dataset"]
@@ -386,10 +401,12 @@ def _locked(plan: _Plan) -> AbstractContextManager[None]:
     return plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True))
 
 
-def _tracker(plan: _Plan, uri: str, out: Path) -> "Tracker | None":
-    from fedbench.tracking import Tracker, local_uri
+def _tracker(plan: _Plan, uri: str | None, out: Path) -> "Tracker | None":
+    from fedbench.tracking import Tracker, check_uri, local_uri
 
-    return None if uri == "none" else Tracker(plan.store, plan.suite.name, uri or local_uri(out))
+    if uri is not None:
+        check_uri(uri)
+    return None if uri == "none" else Tracker(plan.store, plan.suite.name, local_uri(out) if uri is None else uri)
 
 
 def _titles(cells: "Sequence[Cell]") -> dict[str, str]:
@@ -519,7 +536,7 @@ def _brief(value: object) -> str:
 
 
 def _tune(
-    plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", tracker: "Tracker | None", storage: str = ""
+    plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", tracker: "Tracker | None", storage: str | None = None
 ) -> "Tracker | None":
     """Run, store and log the trials that the studies of some cells lack; return the tracker unless it failed."""
     from fedbench import tune
@@ -527,7 +544,7 @@ def _tune(
     todo = tune.unfinished(cells, plan.store)
     if not todo:
         return tracker
-    with tune.searches(todo, plan.store, storage or tune.default_storage(plan.store)) as found:
+    with tune.searches(todo, plan.store, tune.default_storage(plan.store) if storage is None else storage) as found:
         jobs = _jobs(plan, [tune.probe(cell) for cell in todo], setting)
         partitions = {job.cell.partition_key: job.partition for job in jobs}
         print(

@@ -26,6 +26,7 @@ Here only what needs no plugin is checked; names and options are when the cells 
 import copy
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -322,7 +323,7 @@ def _suite(data: Mapping[str, Any], file: str, where: str) -> Suite:
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
-        raise options.explain(error, data, f"{where}: ", _keys_at) from None
+        raise options.explain(error, data, f"{where}: ", _keys_at, _elsewhere) from None
     for place, settings in _trainings(suite, f"{where}: "):
         options.resolve(Training, settings, place)
     suite._file = file
@@ -334,6 +335,22 @@ def _keys_at(path: tuple[str, ...]) -> Sequence[str]:
     if path[-1:] == ("tune",):
         return tuple(Tune.model_fields)
     return tuple(Experiment.model_fields if path else Suite.model_fields)
+
+
+def _elsewhere(path: tuple[str, ...]) -> dict[str, str]:
+    """Return the keys that a suite has at other places, in words where."""
+    from fedbench.partition import PARTITIONERS
+
+    found: dict[str, str] = {}
+    for method in reversed(plugins.names("methods")):
+        with suppress(InputError):  # one that cannot be imported
+            kind: type = plugins.load("methods", method)
+            found |= dict.fromkeys(options.option_names(kind), f"in the row of a method, such as {method}")
+    found |= dict.fromkeys(Row.model_fields, "in the row of a method")
+    for partitioner in PARTITIONERS.values():
+        found |= options.places(partitioner, "partition")
+    found |= dict.fromkeys(Tune.model_fields, "in tune")
+    return found | options.places(Training, "training") | dict.fromkeys(Suite.model_fields, "at the top of the suite")
 
 
 def _trainings(part: _Part, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -379,12 +396,14 @@ def _label(name: str) -> str:
 def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Put a value into a suite's plain data and wherever else they say something about the same key."""
     place = _place(data, key, where)
+    if place[0] == "methods" and len(place) > 1:
+        _write_out(data)
     for part in [data, *data.get("experiments", [])]:
         rows: Any = part.get("methods", {})
         said = [(part, place)]
         if place[0] == "training" and isinstance(rows, dict):
             said += [(row, place) for row in rows.values()]
-        elif place[0] == "methods" and len(place) > 2 and place[1] in rows:
+        elif place[0] == "methods" and len(place) > 2 and isinstance(rows, dict) and place[1] in rows:
             said += [(rows[place[1]], place[2:])]
         if _has(part, place[:2]) if place[0] == "methods" else part is data:
             _put(part, place, value)
@@ -394,6 +413,14 @@ def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
             _drop_axes(holder, path, where)
 
 
+def _write_out(data: dict[str, Any]) -> None:
+    """Make rows of names in a list, unless they stand for rows of the suite above them."""
+    parts = [data, *(() if data.get("methods") else data.get("experiments", []))]
+    for part in parts:
+        if isinstance(part.get("methods"), list):
+            part["methods"] = {_label(name): {"method": name} for name in part["methods"]}
+
+
 def _place(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     """Return the path that a dotted key means."""
     head, _, rest = key.partition(".")
@@ -401,16 +428,24 @@ def _place(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
         return ("training", *key.split("."))
     known = [name for name in Suite.model_fields if name != "experiments"]
     if head not in known:
-        raise InputError(f"{where}: {unknown('key', head, [*known, *_TRAINING])}")
+        rows = {name: f"in methods.{label}" for label, row in _rows(data) for name in row}
+        elsewhere = {**_elsewhere(()), **rows, "experiments": "in the file alone"}
+        raise InputError(f"{where}: {unknown('key', head, [*known, *_TRAINING], elsewhere)}")
     if head != "methods" or not rest:
         return _split(key)
-    parts = [data, *data.get("experiments", [])]
-    labels = [label for part in parts if isinstance(part.get("methods"), dict) for label in part["methods"]]
+    labels = [label for label, _ in _rows(data)]
     # labels may have dots in them
     label = next((label for label in labels if f"{rest}.".startswith(f"{label}.")), None)
     if label is None:
         raise InputError(f"{where}: {unknown('row', rest.partition('.')[0], labels)}")
     return (head, label, *_split(rest[len(label) + 1 :]))
+
+
+def _rows(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the label and the content of each row in a suite's plain data, however they are written."""
+    for part in [data, *data.get("experiments", [])]:
+        rows: Any = part.get("methods", {})
+        yield from rows.items() if isinstance(rows, dict) else ((_label(name), {}) for name in rows)
 
 
 def _split(key: str) -> tuple[str, ...]:

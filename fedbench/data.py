@@ -13,16 +13,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.errors import InputError
+from fedbench.errors import InputError, unknown
 from fedbench.options import one_line
 
 LAYOUTS = "x_train, y_train, x_test, y_test (and client_train, client_test), or x, y (and client)"
 """The arrays of an .npz that is a data set."""
+
+_MOST_CLASSES = 2**16  # heads and tables of prototypes have a row for each
+
+ALONE = {"x": "x_train", "y": "y_train", "client": "client_train"}
+"""What arrays of an .npz without test arrays are in `Arrays`."""
 
 _BIG = ("x_train", "x_test")
 _SMALL = ("y_train", "y_test", "client_train", "client_test")
@@ -187,27 +193,40 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path}: not a readable .npz archive of plain arrays ({reason})") from None
 
 
-def by_part(held: Mapping[str, NDArray[Any]], where: str) -> dict[str, Any]:
+def by_part(held: Mapping[str, NDArray[Any]], where: str, refuse_others: bool = False) -> dict[str, Any]:
     """Return what an archive holds under the names of `Arrays`; x, y and client alone are training arrays.
 
-    Labels and clients become int64; other arrays in the archive are left out.  Raises InputError, beginning with
-    `where`, if they are not whole numbers, or if arrays are missing.
+    Labels and clients become int64; other arrays are left out, or refused.  Raises InputError, beginning with `where`,
+    if they are not whole numbers, or if arrays are missing.
     """
+    said, known = {name: name for name in held}, {*_BIG, *_SMALL}
     if "x_train" not in held:
-        held = {{"x": "x_train", "y": "y_train", "client": "client_train"}.get(k, k): v for k, v in held.items()}
+        said, known = {name: ALONE.get(name, name) for name in held}, {*ALONE, *known}
+        held = {said[name]: values for name, values in held.items()}
     if not {"x_train", "y_train"} <= held.keys() or ("x_test" in held) != ("y_test" in held):
-        raise InputError(f"{where}: holds {', '.join(sorted(held)) or 'nothing'}; want {LAYOUTS}")
-    parts: dict[str, Any] = {name: _whole(held[name], f"{where}: {name}") for name in _SMALL if name in held}
+        raise InputError(f"{where}: holds {', '.join(sorted(said)) or 'nothing'}; want {LAYOUTS}")
+    for name, meant in said.items():
+        if meant not in (*_BIG, *_SMALL):
+            if refuse_others:
+                raise InputError(f"{where}: {unknown('array', name, known)}")
+        elif not held[meant].ndim:
+            raise InputError(f"{where}: {name} is a single number; want one entry for each sample")
+    called = {meant: name for name, meant in said.items()}
+    parts: dict[str, Any] = {name: _whole(held[name], f"{where}: {called[name]}") for name in _SMALL if name in held}
     parts |= {name: held[name] for name in _BIG if name in held}
     return {"x_test": parts["x_train"][:0], "y_test": parts["y_train"][:0]} | parts
 
 
-def validate(arrays: Arrays, where: str) -> None:
-    """Check that arrays are a data set; raise InputError, beginning with `where`, if they are not."""
+def validate(arrays: Arrays, where: str, called: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Check that arrays are a data set; raise InputError, beginning with `where`, if they are not.
+
+    `called` says which names other than those of `Arrays` whoever reads the message knows them by.
+    """
+    said = {name: called.get(name, name) for name in (*_BIG, *_SMALL)}
     if not len(arrays.x_train):
-        raise InputError(f"{where}: x_train is empty; a data set has at least one training sample")
+        raise InputError(f"{where}: {said['x_train']} is empty; a data set has at least one training sample")
     if arrays.x_train.ndim < 2:
-        raise InputError(f"{where}: x_train has shape {arrays.x_train.shape}; want (samples, ...)")
+        raise InputError(f"{where}: {said['x_train']} has shape {arrays.x_train.shape}; want (samples, ...)")
     if len(arrays.y_test) and arrays.x_test.shape[1:] != arrays.shape:
         raise InputError(f"{where}: samples of x_test have shape {arrays.x_test.shape[1:]}, of x_train {arrays.shape}")
     if len(arrays.y_test) and (arrays.x_train.dtype == np.uint8) != (arrays.x_test.dtype == np.uint8):
@@ -216,7 +235,7 @@ def validate(arrays: Arrays, where: str) -> None:
     if arrays.augment == "crop_flip" and len(arrays.shape) != 3:
         raise InputError(f"{where}: augment 'crop_flip' wants images (C, H, W), not samples of shape {arrays.shape}")
     for part in ("train", "test"):
-        _validate_part(arrays, part, where)
+        _validate_part(arrays, part, where, said)
     for name in ("mean", "std"):
         values = np.asarray(getattr(arrays, name), np.float64)
         if len(values) not in (1, arrays.shape[0]) or not np.isfinite(values).all():
@@ -225,29 +244,34 @@ def validate(arrays: Arrays, where: str) -> None:
         raise InputError(f"{where}: std is {list(arrays.std)}; want numbers above 0")
 
 
-def _validate_part(arrays: Arrays, part: str, where: str) -> None:
+def _validate_part(arrays: Arrays, part: str, where: str, said: Mapping[str, str]) -> None:
+    x_name, y_name, client_name = (said[f"{kind}_{part}"] for kind in ("x", "y", "client"))
     x: NDArray[Any] = getattr(arrays, f"x_{part}")
     y: NDArray[Any] = getattr(arrays, f"y_{part}")
     client: NDArray[Any] | None = getattr(arrays, f"client_{part}")
     if y.ndim != 1 or len(x) != len(y):
-        raise InputError(f"{where}: y_{part} has shape {y.shape}; want ({len(x)},), one label for each row of x_{part}")
+        raise InputError(f"{where}: {y_name} has shape {y.shape}; want ({len(x)},), one label for each row of {x_name}")
     if y.dtype != np.int64:
-        raise InputError(f"{where}: y_{part} is {y.dtype}; labels are int64")
+        raise InputError(f"{where}: {y_name} is {y.dtype}; labels are int64")
+    if arrays.classes > _MOST_CLASSES:
+        raise InputError(
+            f"{where}: labels up to {arrays.classes - 1}; want them numbered from 0, below {_MOST_CLASSES}"
+        )
     if len(y) and not 0 <= y.min() <= y.max() < arrays.classes:
-        raise InputError(f"{where}: y_{part} has labels {y.min()} to {y.max()}; want 0 to {arrays.classes - 1}")
+        raise InputError(f"{where}: {y_name} has labels {y.min()} to {y.max()}; want 0 to {arrays.classes - 1}")
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-        raise InputError(f"{where}: x_{part} is {x.dtype}; want uint8 or floating numbers")
+        raise InputError(f"{where}: {x_name} is {x.dtype}; want uint8 or floating numbers")
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
         raise InputError(
-            f"{where}: x_{part} is not finite (NaN or infinite) in row {row}; fill in missing values first"
+            f"{where}: {x_name} is not finite (NaN or infinite) in row {row}; fill in missing values first"
         )
     if client is None:
         if part == "test" and len(y) and arrays.client_train is not None:
             raise InputError(f"{where}: client_test is missing; with client_train, test samples name their client too")
     elif client.shape != y.shape or not np.issubdtype(client.dtype, np.integer):
         raise InputError(
-            f"{where}: client_{part} has shape {client.shape} and type {client.dtype}; want {y.shape} integers"
+            f"{where}: {client_name} has shape {client.shape} and type {client.dtype}; want {y.shape} integers"
         )
 
 

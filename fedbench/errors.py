@@ -1,7 +1,8 @@
 """The one error that a user's input can cause, and the nearest right name for a wrong one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 
 
 class InputError(Exception):
@@ -11,12 +12,20 @@ class InputError(Exception):
     """
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown(
+    kind: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> InputError:
     """Return the error for a name that does not exist, with the nearest one that does.
 
-    `kind` is the word for what was looked for, such as "method".
+    `kind` is the word for what was looked for, such as "method"; `elsewhere` are names that exist, but not here, and
+    where they do ("in training").
     """
-    names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    names = sorted(set(known))
+    near = next((one for there in (names, elsewhere) for one in get_close_matches(name, there, n=1)), None)
+    if near is None:
+        hint = f"known: {', '.join(names)}" if names else "there are none"
+    elif near in names:
+        hint = f"did you mean '{near}'?"
+    else:
+        hint = f"it stands {elsewhere[near]}" if near == name else f"did you mean '{near}' {elsewhere[near]}?"
     return InputError(f"unknown {kind} '{name}'; {hint}")

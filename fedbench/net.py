@@ -1,6 +1,7 @@
 """A model as a pure function of its parameters: what methods and engines see of an `nn.Module`."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -13,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbench import keys
 from fedbench.errors import InputError
+from fedbench.options import one_line
 
 Params = dict[str, Tensor]
 """Parameters and buffers of one client by their `state_dict` names."""
@@ -91,7 +93,18 @@ class Net:
     ) -> None:
         self.shape, self.classes, self.dtype, self.device = shape, classes, dtype, torch.device(device)
         self._factory = factory
-        model = _draw(factory, shape, classes, seed=0)
+        name = _name(factory)
+        try:
+            model = _draw(factory, shape, classes, seed=0)
+        except InputError:
+            raise
+        except Exception as error:  # a fault in somebody's model
+            reason = one_line(error)
+            raise InputError(
+                f"model {name} cannot be made for inputs {shape} and {classes} classes: {reason}"
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model {name} gives a {type(model).__name__} for an input shape; want an nn.Module")
         for part in ("body", "head"):
             if not isinstance(getattr(model, part, None), nn.Module):
                 raise InputError(
@@ -233,9 +246,9 @@ class Net:
                     before = _generator_state(self.device)
                     self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
                     drew = not torch.equal(before, _generator_state(self.device))
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # also faults in somebody's model
             name = type(self.evaluation_module.net).__name__
-            reason = str(error).splitlines()[0]
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             raise InputError(f"model {name} does not take inputs of shape {self.shape}: {reason}") from error
         if drew:
             raise InputError(
@@ -263,6 +276,12 @@ def _call(
     state = {f"net.{name}": tensor for name, tensor in params.items()}
     embedding, logits = functional_call(module, {**state, **(extra or {})}, (x,), tie_weights=False)
     return embedding, logits
+
+
+def _name(factory: ModelFactory) -> str:
+    """Return what to call a model that is not made yet."""
+    made = factory.func if isinstance(factory, functools.partial) else factory
+    return str(getattr(made, "__name__", type(made).__name__))
 
 
 def _generator_state(device: torch.device) -> Tensor:

@@ -84,12 +84,25 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def places(cls: type, place: str) -> dict[str, str]:
+    """Return for each option of a class, and of the dataclasses in it, in words where it stands."""
+    found: dict[str, str] = {}
+    for name, hint in get_type_hints(cls).items() if dataclasses.is_dataclass(cls) else ():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= places(hint, f"{place}.{name}")
+    return found | dict.fromkeys(option_names(cls), f"in {place}")
+
+
 def explain(
-    error: ValidationError, data: Any, prefix: str, known: Callable[[tuple[str, ...]], Iterable[str]]
+    error: ValidationError,
+    data: Any,
+    prefix: str,
+    known: Callable[[tuple[str, ...]], Iterable[str]],
+    elsewhere: Callable[[tuple[str, ...]], Mapping[str, str]],
 ) -> InputError:
     """Return the first thing that pydantic found wrong with `data` as one line behind `prefix`.
 
-    `known` gives the right names at a place in the data, for the hint.
+    `known` gives the right names at a place in the data, and `elsewhere` those of other places, for the hint.
     """
     errors = error.errors(include_url=False)
     path = _path(errors[0]["loc"], data)
@@ -97,7 +110,7 @@ def explain(
     if errors[0]["type"] in _UNKNOWN:
         name = str(errors[0]["loc"][-1])
         where = (prefix + ".".join(path[:-1])).rstrip(".: ")
-        return InputError(f"{where}: {unknown('key', name, known(path[:-1]))}")
+        return InputError(f"{where}: {unknown('key', name, known(path[:-1]), elsewhere(path[:-1]))}")
     # A union has one error per member, all at the same place.
     said = dict.fromkeys(_say(e["type"], e["msg"]) for e in errors if _path(e["loc"], data) == path)
     text = " or ".join(said).replace(" or should be ", " or ")
@@ -143,9 +156,12 @@ def _checked(cls: type, options: Mapping[str, Any], where: str) -> Any:
     try:
         return _form(cls).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        raise explain(error, options, f"{where}.", lambda path: _names_at(cls, path)) from None
+        inside = places(cls, where.rpartition(": ")[2])
+        raise explain(error, options, f"{where}.", lambda path: _names_at(cls, path), lambda _: inside) from None
     except InputError as error:  # from a class's own __post_init__
         raise InputError(f"{where}: {error}") from None
+    except Exception as error:  # a fault in somebody's plugin
+        raise InputError(f"{where}: {cls.__name__} cannot be made: {one_line(error)}") from error
 
 
 def _names_at(cls: type, path: Iterable[str]) -> Iterable[str]:

@@ -6,6 +6,7 @@ Whatever cannot be logged stays in the store, and the suite's next run logs it.
 import csv
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ import numpy as np
 from filelock import FileLock
 
 from fedbench.cells import Cell, chosen_facts
+from fedbench.errors import InputError
 from fedbench.options import one_line
 from fedbench.store import Record, Store
 
@@ -45,6 +47,15 @@ class TrackingError(Exception):
 def local_uri(out: Path) -> str:
     """Return the address of the MLflow store beside the runs."""
     return f"sqlite:///{(out / 'mlflow.db').resolve()}"
+
+
+def check_uri(uri: str) -> None:
+    """Raise InputError for what is neither the address of an MLflow store nor "none"."""
+    if uri != "none" and not re.match(r"(https?|sqlite|postgresql|mysql|mssql)(\+\w+)?://.|databricks\b", uri):
+        raise InputError(
+            f"--tracking-uri {uri}: want none, the address of an MLflow server (http://127.0.0.1:5000), or that of its "
+            "database (sqlite:///mlflow.db)"
+        )
 
 
 class Tracker:

@@ -316,12 +316,25 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--only", "method"], "write fact=value"),
         (["--set", "roundz=1"], "did you mean 'rounds'?"),
         (["--seeds", "a"], "--seeds a"),
+        (["--seeds", ""], "--seeds : seeds: is empty"),
+        (["--only", ""], "write fact=value"),
+        (["--tracking-uri", "foo"], "--tracking-uri foo: want none, the address of an MLflow server"),
+        (["--workers", "x"], "Invalid value for '--workers'"),
+        (["--policy", "some"], "'some' is not one of 'missing', 'failed', 'all'"),
+        (["--workerz", "1"], "No such option: --workerz"),
+        (["--set", "lr=1"], "unknown key 'lr'; it stands in training.optimizer"),
+        (["--set", "mu=1"], "unknown key 'mu'; it stands in the row of a method, such as fedprox"),
         (["--device", "tpu9"], "--device tpu9: not on this machine"),
+        (["--device", "tpu9", "--dry-run"], "--device tpu9: not on this machine"),
         (["--set", "rounds=yes"], "rounds"),
     ]:
         code, _, err = fedbench(*arguments(tiny, *more))
         assert (code, err.count("\n")) == (2, 1), err
         assert said in err
+    code, _, err = fedbench("rnu")
+    assert (code, err.count("\n")) == (2, 1)
+    code, out, err = fedbench()
+    assert (code, "Usage: " in out + err) == (2, True)
     code, _, err = fedbench("run", "quickstat")
     assert (code, err) == (2, "fedbench: unknown suite 'quickstat'; did you mean 'quickstart'?\n")
     tiny.file.write_text("methods: [local\nmodel: mlp\n")
@@ -407,6 +420,24 @@ def test_a_damaged_data_file_is_found_before_anything_runs(fedbench: Run, tiny: 
     assert "[1/" not in out
 
 
+BROKEN_NET = """
+from torch import nn
+
+
+class Boom(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Linear(shape[7], 3)
+
+
+class Late(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body, self.head = nn.Flatten(), nn.Linear(shape[0], classes)
+        self.body.forward = lambda x: x.nothing
+"""
+
+
 def test_a_row_that_does_not_fit_is_refused_before_anything_runs(fedbench: Run, tiny: Tiny) -> None:
     tiny.change(
         mixed=[{"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [9]}],
@@ -417,10 +448,17 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_runs(fedbench: Run, 
     assert "fedavg on arrays: FedAvg cannot mix these architectures: 'body.1.bias' is (8,) in model 0" in err
     assert "methods that can: fedproto, local" in err
     assert started(tiny) == {}
-    tiny.change(model="cnn_mnist", methods={"local": {}})
-    code, _, err = fedbench(*arguments(tiny))
-    assert (code, err.count("\n")) == (2, 1)
-    assert "local on arrays: model CnnMnist takes images" in err
+    (tiny.file.parent / "net.py").write_text(BROKEN_NET)
+    for model, said in [
+        ("cnn_mnist", "model CnnMnist takes images"),
+        ("./net.py:Boom", "model Boom cannot be made for inputs (6,) and 3 classes: IndexError: tuple index out of"),
+        ("./net.py:Late", "model Late does not take inputs of shape (6,): AttributeError: 'Tensor' object has no"),
+    ]:
+        tiny.change(model=model, methods={"local": {}})
+        for more in ([], ["--dry-run"]):
+            code, _, err = fedbench(*arguments(tiny, *more))
+            assert (code, err.count("\n")) == (2, 1)
+            assert f"local on arrays: {said}" in err
 
 
 # --- the other commands

@@ -125,7 +125,10 @@ def test_yaml_means_what_it_says() -> None:
         ("", "s.yaml: a suite is a mapping"),
         ("[local]", "s.yaml: a suite is a mapping"),
         ("method: [local]", "s.yaml: unknown key 'method'; did you mean 'methods'?"),
-        ("experiments: [{}, {seeds: [1]}]", "s.yaml: experiments.1: unknown key 'seeds'; known: dataset, grid, "),
+        (
+            "experiments: [{}, {seeds: [1]}]",
+            "s.yaml: experiments.1: unknown key 'seeds'; it stands at the top of the suite",
+        ),
         ("name: ../up", "s.yaml: name: '../up' should be letters, digits"),
         ("dataset: 3", "s.yaml: dataset: should be a mapping, not 3"),
         ("dataset: {name: 3}", "s.yaml: dataset: the name should be text"),
@@ -138,6 +141,9 @@ def test_yaml_means_what_it_says() -> None:
         ("partition_seeds: [4294967296]", "s.yaml: partition_seeds.0: should be less than 4294967296, not 4294967296"),
         ("metric: [a]", 's.yaml: metric: should be text, not ["a"]'),
         ("training: {round: 3}", "s.yaml: training: unknown key 'round'; did you mean 'rounds'?"),
+        ("lr: 0.1", "s.yaml: unknown key 'lr'; it stands in training.optimizer"),
+        ("mu: 0.1", "s.yaml: unknown key 'mu'; it stands in the row of a method, such as fedprox"),
+        ("training: {optimizer: {rounds: 1}}", "s.yaml: training.optimizer: unknown key 'rounds'; it stands in train"),
         (
             "training: {participation: 5.0}",
             "s.yaml: training.participation: should be less than or equal to 1, not 5.0",
@@ -231,6 +237,17 @@ def test_hyperparameters_and_grids_are_set(load: Callable[[str], config.Suite]) 
     assert set(second["methods"]) == {"local", "fedavg"}
 
 
+def test_rows_of_a_list_are_set(load: Callable[[str], config.Suite]) -> None:
+    ((_, part),) = config.override(load("methods: [local, './mine.py:Mine']"), ["methods.Mine.mu=3"]).parts()
+    assert part["methods"] == {"local": {"method": "local"}, "Mine": {"method": "./mine.py:Mine", "mu": 3}}
+    suite = load("methods: {fedprox: }\nexperiments: [{methods: [fedprox, local]}, {methods: [local]}]")
+    first, second = parts(config.override(suite, ["methods.fedprox.mu=3"]))
+    assert first["methods"] == {"fedprox": {"mu": 3}, "local": {"method": "local"}}
+    assert second["methods"] == {"local": {"method": "local"}}
+    first, second = parts(config.override(load("experiments: [{methods: [b]}, {methods: [a]}]"), ["methods.a.k=3"]))
+    assert (first["methods"], second["methods"]) == ({"b": {"method": "b"}}, {"a": {"method": "a", "k": 3}})
+
+
 def test_override_leaves_the_suite_alone(load: Callable[[str], config.Suite]) -> None:
     suite = load(SUITE)
     before = suite.model_dump()
@@ -256,7 +273,12 @@ def test_override_leaves_the_suite_alone(load: Callable[[str], config.Suite]) ->
         (["shuffle=1"], None, "--set shuffle=1: training.shuffle: should be true or false, not 1"),
         (["rounds=[1"], None, "--set rounds=[1, line 1, column 3: while parsing a flow sequence"),
         (["methods.fedprx.mu=1"], None, "--set methods.fedprx.mu=1: unknown row 'fedprx'; did you mean 'fedprox'?"),
-        (["experiments=[]"], None, "--set experiments=[]: unknown key 'experiments'; known: batch_norm, "),
+        (["experiments=[]"], None, "--set experiments=[]: unknown key 'experiments'; it stands in the file"),
+        (["momentun=0"], None, "--set momentun=0: unknown key 'momentun'; did you mean 'momentum' in training.optim"),
+        (["training.lr=1"], None, "--set training.lr=1: training: unknown key 'lr'; it stands in training.optimizer"),
+        (["clients=3"], None, "--set clients=3: unknown key 'clients'; it stands in partition"),
+        (["trials=3"], None, "--set trials=3: unknown key 'trials'; it stands in tune"),
+        (["lam=3"], None, "--set lam=3: unknown key 'lam'; it stands in methods.fedproto"),
         (["rounds=5", "seeds=1"], None, "--set seeds=1: seeds: should be a list, not 1"),
         ([], "1,x", '--seeds 1,x: seeds.1: should be a whole number, not "x"'),
         ([], "", "--seeds : seeds: is empty, so there is nothing to run"),

@@ -148,7 +148,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 def test_arrays_from_a_split_file(tmp_path: Path) -> None:
     x = np.arange(2 * 3 * 4 * 2, dtype=np.uint8).reshape(2, 3, 4, 2)
-    save(tmp_path / "d.npz", x_train=x, y_train=np.array([0, 3], np.uint8), x_test=x[:1], y_test=np.array([1]), extra=x)
+    save(tmp_path / "d.npz", x_train=x, y_train=np.array([0, 3], np.uint8), x_test=x[:1], y_test=np.array([1]))
     arrays = data.load(ArrayFile(path="d.npz", channels="last", mean=(0.1, 0.2), std=(1, 2)), tmp_path)
     assert arrays.shape == (2, 3, 4)
     assert arrays.x_train[1, 1, 2, 3] == x[1, 2, 3, 1]
@@ -180,14 +180,22 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"a": np.zeros(1)}, "holds a; want x_train"),
-        ({"x": np.zeros((1, 1)), "y": np.zeros(1)}, "y_train is float64; want whole numbers"),
-        ({"x": np.array([["a"]]), "y": np.zeros(1, int)}, "x_train is <U1; want numbers"),
+        ({"x": np.zeros((1, 1)), "y": np.zeros(1)}, ": y is float64; want whole numbers"),
+        ({"x": np.array([["a"]]), "y": np.zeros(1, int)}, ": x is <U1; want numbers"),
         ({"x": np.zeros((1, 1)), "y": np.zeros(1, int), "x_test": np.zeros((1, 1))}, "want x_train"),
-        ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, "y_train has labels -1 to 0; want 0 to 0"),
+        ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, ": y has labels -1 to 0; want 0 to 0"),
         ({"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)}, "not finite .* in row 1"),
-        ({"x": np.zeros((0, 1)), "y": np.zeros(0, int)}, "x_train is empty"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros(2, int)}, r"y_train has shape \(2,\); want \(3,\)"),
-        ({"x": np.zeros((2, 1)), "y": np.zeros(2, int), "client": np.zeros(1, int)}, "client_train has shape"),
+        ({"x": np.zeros((0, 1)), "y": np.zeros(0, int)}, ": x is empty"),
+        (
+            {"x": np.zeros((3, 1)), "y": np.zeros(2, int)},
+            r": y has shape \(2,\); want \(3,\), one label for each row of x$",
+        ),
+        ({"x": np.zeros((2, 1)), "y": np.zeros(2, int), "client": np.zeros(1, int)}, ": client has shape"),
+        ({"x": np.zeros((1, 1)), "y": np.zeros(1, int), "clients": np.zeros(1)}, "'clients'; did you mean 'client'"),
+        ({"x_train": np.zeros((1, 1)), "y_train": np.zeros(1, int), "x": np.zeros(1)}, "unknown array 'x'; "),
+        ({"x": np.float64(1), "y": np.zeros(1, int)}, "x is a single number"),
+        ({"x": np.zeros((1, 1)), "y": np.array([10**9])}, "labels up to 1000000000; want them numbered from 0"),
+        ({"y": np.zeros(1, int)}, "holds y; want x_train"),
     ],
 )
 def test_files_that_are_no_data_set(arrays: dict[str, NDArray[Any]], message: str, tmp_path: Path) -> None:
