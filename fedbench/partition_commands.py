@@ -1,15 +1,17 @@
 """`fedbench partition`: the partitions of a suite as tables and pictures, before anything is trained."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedbench.words import counted
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fedbench.cells import Cell
     from fedbench.data import Arrays
     from fedbench.partition import Partition
@@ -90,7 +92,7 @@ def _table(title: str, partition: "Partition", arrays: "Arrays") -> "Table":
             *(f"{columns[part][client]:,}" for part in ("train", "validation", "test")),
             _ranges(columns["classes"][client]),
             f"{columns['entropy_bits'][client]:.2f}",
-            "" if np.isnan(apart[client]) else f"{apart[client]:.2f}",
+            "" if math.isnan(apart[client]) else f"{apart[client]:.2f}",
             *(f"{partition.card[name][client]:.3g}" for name in extra),
         )
         for client in range(min(partition.clients, _MOST))
@@ -101,15 +103,19 @@ def _table(title: str, partition: "Partition", arrays: "Arrays") -> "Table":
 
 def _ranges(classes: Sequence[int]) -> str:
     """Return numbers as text, neighbours joined: 0-3 7."""
+    import numpy as np
+
     runs = np.split(np.asarray(classes), np.flatnonzero(np.diff(classes) > 1) + 1)
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def mismatch(partition: "Partition", arrays: "Arrays") -> "np.typing.NDArray[np.float64]":
+def mismatch(partition: "Partition", arrays: "Arrays") -> "NDArray[np.float64]":
     """Return how far each client's test labels are from its training labels (clients,); NaN without test samples.
 
     That is the total variation distance: 0 if both have the same shares of classes, 1 if they have no class in common.
     """
+    import numpy as np
+
     from fedbench.partitioners.dealing import label_counts
 
     y_test = arrays.y_test if partition.card["test_pool"] == "test" else arrays.y_train
@@ -117,7 +123,7 @@ def mismatch(partition: "Partition", arrays: "Arrays") -> "np.typing.NDArray[np.
     test = label_counts(partition.test, y_test, arrays.classes).astype(np.float64)
     with np.errstate(invalid="ignore"):
         apart = np.abs(train / train.sum(1, keepdims=True) - test / test.sum(1, keepdims=True))
-    distances: np.typing.NDArray[np.float64] = apart.sum(1) / 2
+    distances: NDArray[np.float64] = apart.sum(1) / 2
     return distances
 
 
@@ -125,14 +131,14 @@ def _summary(partition: "Partition", arrays: "Arrays") -> str:
     totals = partition.card["totals"]
     sizes = partition.card["per_client"]["train"]
     apart = mismatch(partition, arrays)
-    there = apart[~np.isnan(apart)]
+    there = [value for value in apart.tolist() if not math.isnan(value)]
     more = partition.clients - _MOST
     said = [
         *([f"and {counted(more, 'more client')}"] if more > 0 else []),
         f"{counted(partition.clients, 'client')} with {min(sizes):,} to {max(sizes):,} training samples",
         f"{totals['train']:,} of {len(arrays.y_train):,} training and {totals['test']:,} test samples dealt",
-        f"mean entropy {totals['entropy_bits']:.2f} of {np.log2(arrays.classes):.2f} bits",
-        *([f"mean mismatch {there.mean():.2f}"] if len(there) else []),
+        f"mean entropy {totals['entropy_bits']:.2f} of {math.log2(arrays.classes):.2f} bits",
+        *([f"mean mismatch {math.fsum(there) / len(there):.2f}"] if there else []),
     ]
     return "; ".join(said)
 
