@@ -310,7 +310,7 @@ def partition(
     data: _Data = None,
 ) -> None:
     """Show who holds what under a suite's partitions: a table and a picture of each; nothing is trained."""
-    plan = _plan(suite, only, sets, "", out, data)
+    plan = _plan(suite, only, sets, None, out, data)
     partition_commands.show(plan.cells, plan.suite.base, plan.data, to or plan.store.root)
 
 
