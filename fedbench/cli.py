@@ -303,7 +303,7 @@ def show(
 @app.command()
 def partition(
     suite: _SuiteName,
-    only: _Only = "",
+    only: _Only = None,
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     to: Annotated[Path | None, typer.Option(help="Folder of the pictures; else that of the suite's runs.")] = None,
     out: _Out = _RUNS,
