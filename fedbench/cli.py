@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_commands.app, name="data")
+app.add_typer(plugin_commands.app, name="new")
 app.command()(plugin_commands.check)
 
 
