@@ -1,7 +1,7 @@
 """Federations of fedbench that are played round by round, on any device."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import workload
 from numpy.typing import NDArray
 
 from fedbench import ClientArrays, plugins
-from fedbench.engines import Engine, choice
+from fedbench.engines import Engine
 from fedbench.engines.choice import EngineName
 from fedbench.federation import Setup, State, first_state, make_setup, play_round
 from fedbench.samples import Samples, from_clients
@@ -59,8 +59,9 @@ def make(
         optimizer=optimizer,
         dtype="float64" if data.x.dtype == torch.float64 else "float32",
     )
-    setup = make_setup(plugins.load("methods", method)(), [plugins.load("models", model)], data, training, seed)
-    setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
+    setup = make_setup(
+        plugins.load("methods", method)(), [plugins.load("models", model)], data, training, seed, engine, threads
+    )
     return Federation(setup, first_state(setup), Wire(data.clients, setup.buffers))
 
 

@@ -225,14 +225,9 @@ def check_device(device: str) -> None:
     """Raise InputError if torch does not know the device or this machine does not have it."""
     if device == "cpu":  # without importing torch
         return
-    import torch
+    from fedbench.arguments import checked_device
 
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-        found += ["mps"] * torch.backends.mps.is_available()
-        raise InputError(f"--device {device}: not on this machine, which has {', '.join(found)}") from None
+    checked_device(device, "--device")
 
 
 _ARRAYS: "dict[str, Arrays]" = {}

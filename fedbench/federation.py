@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbench import evaluation, keys, samples
+from fedbench import arguments, evaluation, keys, samples
 from fedbench.checkpoint import Checkpoint
 from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
@@ -22,10 +22,9 @@ from fedbench.errors import InputError
 from fedbench.kept import Kind, Last, silhouettes
 from fedbench.method import Message, Method, Rows, parameters, put, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
-from fedbench.options import make
 from fedbench.partition import Partition
 from fedbench.samples import ClientArrays, Samples
-from fedbench.settings import Optimizer, Training
+from fedbench.settings import Training
 from fedbench.trainer import Work
 from fedbench.wire import Diverged, Wire
 
@@ -157,8 +156,7 @@ def run(
     Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
-    setup = make_setup(method, models, data, training, seed)
-    setup = replace(setup, engine=choice.engine(engine, data.x.device, threads))
+    setup = make_setup(method, models, data, training, seed, engine, threads)
     if not keep:
         return play(setup, on_round, stop, checkpoint)
     last = Last(method, {client: group.net for group in setup.groups for client in group.clients}, data)
@@ -204,50 +202,25 @@ def simulate(
     - `participants`: client numbers, round by round; `probe`, `watch_merge`: see `Setup`.
     - `engine`, `threads`: how the clients are computed; the numbers are the same.
 
-    Raises `InputError` for arrays, models and settings that do not fit together.
+    Raises `InputError` for arrays, models and settings that are not such, or do not fit together.
     """
-    _check_method(method)
-    training = _checked_training(training or Training(), settings)
-    data = samples.from_clients(clients, classes, getattr(torch, training.dtype), torch.device(device))
+    arguments.check_method(method)
+    training = arguments.checked_training(training, settings)
+    arguments.check_numbers(seed, classes, threads)
+    arguments.check_engine(engine)
+    data = samples.from_clients(clients, classes, getattr(torch, training.dtype), arguments.checked_device(device))
     if isinstance(model, nn.Module):
         models: Sequence[ModelFactory] = [_copies(model)]
     else:
-        models = [model] if callable(model) else list(model)
-    setup = make_setup(method, models, data, training, seed)
+        models = arguments.checked_models(model)
+    setup = make_setup(method, models, data, training, seed, engine, threads)
     if initial is not None:
-        given = [initial] * data.clients if isinstance(initial, Mapping) else list(initial)
-        if len(given) != data.clients:
-            raise InputError(f"initial: {len(given)} states for {data.clients} clients")
+        given = arguments.check_states(initial, data.clients)
         fitted = [_fitted(setup, number, params) for number, params in enumerate(given)]
         setup = replace(setup, initial=fitted.__getitem__)
     if participants is not None:
-        _check_participants(participants, training.rounds, data.clients)
-    chosen = choice.engine(engine, data.x.device, threads)
-    return play(replace(setup, engine=chosen, participants=participants, probe=probe, watch_merge=watch_merge))
-
-
-def _check_method(method: Method) -> None:
-    """Hold a method's hyperparameters to the same rules as in a suite file."""
-    if not isinstance(method, Method):
-        raise InputError(f"method: {method!r} is no instance of a method such as FedAvg()")
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(method).items()}
-    make(type(method), values, type(method).__name__)
-
-
-def _checked_training(training: Training, settings: Mapping[str, Any]) -> Training:
-    """Return the settings with some replaced, held to the same rules as in a suite file."""
-    plain = {name: asdict(value) if isinstance(value, Optimizer) else value for name, value in settings.items()}
-    return make(Training, {**asdict(training), **plain}, "simulate")
-
-
-def _check_participants(participants: Sequence[Sequence[int]], rounds: int, clients: int) -> None:
-    if len(participants) < rounds:
-        raise InputError(f"participants: {len(participants)} lists for {rounds} rounds")
-    for number, chosen in enumerate(participants, 1):
-        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(clients)):
-            raise InputError(
-                f"participants: round {number} has {list(chosen)}; want different clients from 0 to {clients - 1}"
-            )
+        arguments.check_participants(participants, training.rounds, data.clients)
+    return play(replace(setup, participants=participants, probe=probe, watch_merge=watch_merge))
 
 
 def _copies(model: nn.Module) -> ModelFactory:
@@ -264,7 +237,15 @@ def _fitted(setup: Setup, number: int, params: Params) -> Params:
     return {n: params[n].to(net.device, net.dtype if params[n].is_floating_point() else None) for n in net.shapes}
 
 
-def make_setup(method: Method, models: Sequence[ModelFactory], data: Samples, training: Training, seed: int) -> Setup:
+def make_setup(
+    method: Method,
+    models: Sequence[ModelFactory],
+    data: Samples,
+    training: Training,
+    seed: int,
+    engine: EngineName | Engine = "auto",
+    threads: int = 1,
+) -> Setup:
     """Return a federation before its first round; raises `InputError` if method, models and data do not fit."""
     if not 1 <= len(models) <= data.clients:
         raise InputError(f"model: {len(models)} architectures for {data.clients} clients")
@@ -281,7 +262,7 @@ def make_setup(method: Method, models: Sequence[ModelFactory], data: Samples, tr
     def initial(client: int) -> Params:
         return drawn(net_of[client], 0 if training.init == "common" else client)
 
-    return Setup(method, groups, data, training, seed, initial, choice.engine("auto", data.x.device))
+    return Setup(method, groups, data, training, seed, initial, choice.engine(engine, data.x.device, threads))
 
 
 def make_net(

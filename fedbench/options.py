@@ -153,6 +153,8 @@ def _checked(cls: type, options: Mapping[str, Any], where: str) -> Any:
         text = json.dumps(options, allow_nan=False)
     except ValueError:
         raise InputError(f"{where}: every number must be finite: {_show(options)}") from None
+    except TypeError as error:
+        raise InputError(f"{where}: want plain numbers, text, lists and mappings: {one_line(error)}") from None
     try:
         return _form(cls).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:

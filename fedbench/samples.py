@@ -141,19 +141,18 @@ def from_clients(
     clients: Sequence[ClientArrays], classes: int | None, dtype: torch.dtype, device: torch.device
 ) -> Samples:
     """Return the pool of arrays given client by client; raises `InputError` for arrays that do not fit together."""
-    if not clients:
-        raise InputError("clients: the list is empty")
+    if not isinstance(clients, Sequence) or not clients:
+        raise InputError("clients: want a list of ClientArrays(x_train, y_train, x_test, y_test), one for each")
     xs: list[NDArray[np.generic]] = []
     ys: list[NDArray[np.integer]] = []
     places: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
     offset = 0
     for number, client in enumerate(clients):
         for split in ("train", "validation", "test"):
-            x, y = getattr(client, f"x_{split}"), getattr(client, f"y_{split}")
-            x, y = (
-                (client.x_train[:0], client.y_train[:0]) if x is None or y is None else (np.asarray(x), np.asarray(y))
-            )
-            if y.shape != x.shape[:1] or x.shape[1:] != clients[0].x_train.shape[1:]:
+            x, y = _given(client, split, number)
+            if x is None or y is None:
+                x, y = xs[0][:0], ys[0][:0]
+            if y.shape != x.shape[:1] or (xs and x.shape[1:] != xs[0].shape[1:]):
                 raise InputError(
                     f"client {number}: x_{split} {x.shape} and y_{split} {y.shape} do not fit together or with client 0"
                 )
@@ -171,6 +170,27 @@ def from_clients(
     if not bool(x_all.isfinite().all()):
         raise InputError("clients: inputs hold NaN or infinite values")
     return _pooled(x_all, y_all, classes or found, places["train"], places["validation"], places["test"])
+
+
+def _given(
+    client: ClientArrays, split: str, number: int
+) -> tuple[NDArray[np.generic], NDArray[np.integer]] | tuple[None, None]:
+    """Return one split of a client's data, None and None if there is none."""
+    if not isinstance(client, ClientArrays):
+        kind = type(client).__name__
+        raise InputError(f"clients: number {number} is a {kind}; want ClientArrays(x_train, y_train, x_test, y_test)")
+    given = [getattr(client, f"{kind}_{split}") for kind in ("x", "y")]
+    if split == "validation" and given[0] is None and given[1] is None:
+        return None, None
+    try:
+        x, y = (np.asarray(values) for values in given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"client {number}: {split} is no array: {' '.join(str(error).split())}") from None
+    for name, array, kinds, want in (("x", x, "buif", "numbers"), ("y", y, "iu", "whole numbers from 0")):
+        if array.dtype.kind not in kinds or not array.ndim:
+            said = f"{array.dtype}" if array.ndim else "a single value"
+            raise InputError(f"client {number}: {name}_{split} is {said}; want {want}, one entry for each sample")
+    return x, y
 
 
 def _pooled(

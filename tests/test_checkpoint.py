@@ -20,7 +20,6 @@ from helpers import assert_same_results, blobs, plain_mlp, results, small_cnn
 from fedbench import Outcome, plugins
 from fedbench.cells import draw_partition
 from fedbench.checkpoint import Checkpoint
-from fedbench.engines import choice
 from fedbench.executors import EXECUTORS, Job, Setting, load_arrays
 from fedbench.federation import Setup, make_setup, play, run
 from fedbench.method import Method
@@ -37,8 +36,7 @@ TRAINING = Training(rounds=10, batch_size=4, evaluate_every=2, participation=0.7
 def setup_of(method: Method, engine: Any, **changes: Any) -> Setup:
     training = replace(TRAINING, last_batch="drop_single", **changes)
     data = from_clients(blobs((7, 12, 6, 9), shape=(1, 5, 5)), 4, torch.float32, torch.device("cpu"))
-    setup = make_setup(method, [small_cnn], data, training, 3)
-    return replace(setup, engine=choice.engine(engine, torch.device("cpu")))
+    return make_setup(method, [small_cnn], data, training, 3, engine)
 
 
 class Killed(BaseException):

@@ -515,14 +515,68 @@ def test_clients_that_do_not_fit_together_are_refused() -> None:
     assert "NaN" in refused(FedAvg(), plain_mlp, [clients[0], hole])
     negative = clients[1]._replace(y_train=clients[1].y_train - 3)
     assert "labels" in refused(FedAvg(), plain_mlp, [clients[0], negative])
-    assert "empty" in refused(FedAvg(), plain_mlp, [])
+    for none in ([], {}, None, 3):
+        assert "want a list of ClientArrays" in refused(FedAvg(), plain_mlp, none)  # type: ignore[arg-type] # on purpose
+
+
+def test_data_of_other_types_are_refused() -> None:
+    good = blobs()[1]
+    words: list[tuple[Any, str]] = [
+        (tuple(good), "clients: number 1 is a tuple; want ClientArrays(x_train"),
+        (good._replace(y_train=good.y_train.astype(float)), "client 1: y_train is float64; want whole numbers from 0"),
+        (good._replace(y_test=good.y_test.astype(str)), "client 1: y_test is <U21; want whole numbers from 0"),
+        (good._replace(x_train=good.x_train.astype(complex)), "client 1: x_train is complex128; want numbers"),
+        (good._replace(x_test=None), "client 1: x_test is object; want numbers"),
+        (good._replace(x_train=[[1, 2], [3]]), "client 1: train is no array"),
+        (good._replace(x_train=3.0), "client 1: x_train is float64; want"),
+        (good._replace(y_validation=good.y_test), "client 1: x_validation is object; want numbers"),
+    ]
+    for bad, said in words:
+        line = refused(FedAvg(), plain_mlp, [blobs()[0], bad])
+        assert said in line or "single value" in line
+    lists = [client._replace(x_train=client.x_train.tolist(), y_train=client.y_train.tolist()) for client in blobs()]
+    assert_same_results(
+        simulate(FedAvg(), plain_mlp, lists, rounds=2), simulate(FedAvg(), plain_mlp, blobs(), rounds=2)
+    )
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"engine": "fast"}, "engine: unknown engine 'fast'; known: auto, loop, vectorised"),
+    ({"engine": 3}, "engine: 3; want auto, loop, vectorised"),
+    ({"device": "cuda:99"}, "device cuda:99: not on this machine, which has cpu"),
+    ({"device": None, "threads": 0}, "threads: 0; want a whole number from 1"),
+    ({"device": 1.5}, "device 1.5: not on this machine"),
+    ({"threads": True}, "threads: True; want a whole number from 1"),
+    ({"seed": -1}, "seed: -1; want a whole number from 0"),
+    ({"seed": 0.5}, "seed: 0.5; want a whole number from 0"),
+    ({"seed": None}, "seed: None; want a whole number from 0"),
+    ({"classes": 0}, "classes: 0; want a whole number from 1"),
+    ({"classes": "4"}, "classes: '4'; want a whole number from 1"),
+    ({"rounds": -1}, "simulate.rounds: should be greater than or equal to 1, not -1"),
+    ({"rounds": "3"}, 'simulate.rounds: should be a whole number, not "3"'),
+    ({"rounds": np.int64(3)}, "simulate: want plain numbers, text, lists and mappings"),
+    ({"training": {"rounds": 3}}, "training: {'rounds': 3}; want fedbench.settings.Training"),
+    ({"participants": 3}, "participants: 3 for 1 rounds"),
+    ({"participants": [3]}, "participants: round 1 has 3; want different clients from 0 to 3"),
+    ({"participants": [[0.5]]}, "participants: round 1 has [0.5]; want different clients from 0 to 3"),
+    ({"participants": [["a"]]}, "participants: round 1 has ['a']; want different clients from 0 to 3"),
+    ({"initial": 3}, "initial: 3; want one state_dict for all clients, or a list of one for each"),
+    ({"initial": {"a": 1}}, "initial: {'a': 1}; want one state_dict"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_arguments_of_other_types_are_refused(settings: dict[str, Any], said: str) -> None:
+    assert said in refused(FedAvg(), plain_mlp, blobs(), **{"rounds": 1, **settings})
 
 
 def test_wrong_models_are_refused() -> None:
     assert "body" in refused(FedAvg(), nn.Linear(6, 4), blobs())
     assert "head" in refused(FedAvg(), plain_mlp((6,), 3), blobs())
     assert "shape (6,)" in refused(FedAvg(), plain_mlp((5,), 4), blobs())
-    assert "0 architectures" in refused(FedAvg(), [], blobs())
+    for none in ([], None, "mlp", [plain_mlp((6,), 4)], {}):
+        assert "want an nn.Module, a callable" in refused(FedAvg(), none, blobs())
+    assert "cannot be made" in refused(FedAvg(), partial(Mlp, hidden="x"), blobs())
     assert "5 architectures for 4 clients" in refused(FedProto(), [plain_mlp] * 5, blobs())
 
 
