@@ -1,6 +1,6 @@
 """What `simulate` is given, held to the same rules as a suite file."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -70,14 +70,15 @@ def check_participants(participants: Sequence[Sequence[int]], rounds: int, clien
             )
 
 
-def check_states(states: Iterable[Any], clients: int) -> list[Params]:
+def check_states(states: Any, clients: int) -> list[Params]:
     """Return each client's initial state; InputError unless there is a mapping of tensors for each."""
-    given = [states] * clients if isinstance(states, Mapping) else list(states) if _is_list(states) else None
-    if given is None or not all(isinstance(state, Mapping) and _is_tensors(state) for state in given):
+    one: list[Any] = [states] * clients if isinstance(states, Mapping) else [None]
+    given: list[Any] = list(states) if _is_list(states) else one
+    if not all(isinstance(state, Mapping) and _is_tensors(state) for state in given):
         raise InputError(f"initial: {_brief(states)}; want one state_dict for all clients, or a list of one for each")
     if len(given) != clients:
         raise InputError(f"initial: {len(given)} states for {clients} clients")
-    return given
+    return [dict(state) for state in given]
 
 
 def check_engine(engine: object) -> None:

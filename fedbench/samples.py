@@ -173,7 +173,7 @@ def from_clients(
 
 
 def _given(
-    client: ClientArrays, split: str, number: int
+    client: object, split: str, number: int
 ) -> tuple[NDArray[np.generic], NDArray[np.integer]] | tuple[None, None]:
     """Return one split of a client's data, None and None if there is none."""
     if not isinstance(client, ClientArrays):

@@ -515,12 +515,13 @@ def test_clients_that_do_not_fit_together_are_refused() -> None:
     assert "NaN" in refused(FedAvg(), plain_mlp, [clients[0], hole])
     negative = clients[1]._replace(y_train=clients[1].y_train - 3)
     assert "labels" in refused(FedAvg(), plain_mlp, [clients[0], negative])
-    for none in ([], {}, None, 3):
-        assert "want a list of ClientArrays" in refused(FedAvg(), plain_mlp, none)  # type: ignore[arg-type] # on purpose
+    others: list[Any] = [[], {}, None, 3]
+    for other in others:
+        assert "want a list of ClientArrays" in refused(FedAvg(), plain_mlp, other)
 
 
 def test_data_of_other_types_are_refused() -> None:
-    good = blobs()[1]
+    good: Any = blobs()[1]
     words: list[tuple[Any, str]] = [
         (tuple(good), "clients: number 1 is a tuple; want ClientArrays(x_train"),
         (good._replace(y_train=good.y_train.astype(float)), "client 1: y_train is float64; want whole numbers from 0"),
@@ -534,7 +535,8 @@ def test_data_of_other_types_are_refused() -> None:
     for bad, said in words:
         line = refused(FedAvg(), plain_mlp, [blobs()[0], bad])
         assert said in line or "single value" in line
-    lists = [client._replace(x_train=client.x_train.tolist(), y_train=client.y_train.tolist()) for client in blobs()]
+    plain: list[Any] = [*blobs()]
+    lists = [client._replace(x_train=client.x_train.tolist(), y_train=client.y_train.tolist()) for client in plain]
     assert_same_results(
         simulate(FedAvg(), plain_mlp, lists, rounds=2), simulate(FedAvg(), plain_mlp, blobs(), rounds=2)
     )
@@ -574,9 +576,10 @@ def test_wrong_models_are_refused() -> None:
     assert "body" in refused(FedAvg(), nn.Linear(6, 4), blobs())
     assert "head" in refused(FedAvg(), plain_mlp((6,), 3), blobs())
     assert "shape (6,)" in refused(FedAvg(), plain_mlp((5,), 4), blobs())
-    for none in ([], None, "mlp", [plain_mlp((6,), 4)], {}):
-        assert "want an nn.Module, a callable" in refused(FedAvg(), none, blobs())
-    assert "cannot be made" in refused(FedAvg(), partial(Mlp, hidden="x"), blobs())
+    others: list[Any] = [[], None, "mlp", [plain_mlp((6,), 4)], {}]
+    for other in others:
+        assert "want an nn.Module, a callable" in refused(FedAvg(), other, blobs())
+    assert "cannot be made" in refused(FedAvg(), lambda shape, classes: shape[7], blobs())
     assert "5 architectures for 4 clients" in refused(FedProto(), [plain_mlp] * 5, blobs())
 
 
