@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedbench import data_commands, partition_commands, plugin_commands
+from fedbench import data_commands, interrupts, partition_commands, plugin_commands
 from fedbench.errors import InputError
+from fedbench.interrupts import Interrupted
 from fedbench.words import counted
 
 if TYPE_CHECKING:
@@ -79,9 +80,13 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of 
 
 
 def main() -> None:
-    """Run the command line; exits with 2 and one line for bad input, 1 for failed cells, 130 after Ctrl-C."""
+    """Run the command line; exits with 2 and one line for bad input, 1 for failed cells, 130 or 143 after a signal."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        with interrupts.raised():
+            sys.exit(app(standalone_mode=False) or 0)
+    except Interrupted as ended:
+        print(f"fedbench: {ended}", file=sys.stderr)
+        sys.exit(ended.exit_code)
     except _UsageError as error:
         _print_usage(error)
         sys.exit(2)
@@ -138,7 +143,7 @@ def run(
         _describe(plan)
         print(f"{len(todo)} of {counted(len(plan.titles), 'cell')} would run{_and_trials(plan)}")
         return
-    with _locked(plan):
+    with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
         setting = replace(setting, together=together, checkpoint=checkpoint)
         errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
@@ -185,7 +190,7 @@ def tune(
     if not cells:
         raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
     executors.check_device(device)
-    with _locked(plan):
+    with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads)
         setting = replace(setting, together=together, checkpoint=checkpoint)
         with _kept(plan):
@@ -316,6 +321,29 @@ def partition(
 
 
 @app.command()
+def repair(suite: _SuiteName, out: _Out = _RUNS) -> None:
+    """Move what cannot be read in a suite's folder aside, and MLflow's database; the next run makes it anew."""
+    from fedbench import config
+    from fedbench.store import Store, damage_of
+    from fedbench.tracking import local_uri
+
+    store = Store(out / config.load(suite).name)
+    if not store.root.is_dir():
+        raise InputError(f"{store.root}: no such folder; nothing of this suite has been run there")
+    database = out / "mlflow.db"
+    with _locked(store):
+        found = list(store.damaged())
+        if reason := damage_of(database):
+            found.append((database, reason))
+        for path, reason in found:
+            print(f"{reason}; moved to {store.set_aside(path)}")
+            if path == database:
+                for marker in out.glob("*/version"):
+                    Store(marker.parent).forget_tracked(local_uri(out))
+    print(f"{len(found)} moved aside" + (", the next run makes them anew" if found else ": everything can be read"))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of suite files, for editors."""
     from fedbench import config
@@ -398,8 +426,8 @@ def _plan(
     return _Plan(suite, every, cells, _titles(cells), studies, root, Store(out / suite.name), published)
 
 
-def _locked(plan: _Plan) -> AbstractContextManager[None]:
-    return plan.store.lock(lambda: print(f"another run is at work in {plan.store.root}; waiting for it", flush=True))
+def _locked(store: "Store") -> AbstractContextManager[None]:
+    return store.lock(lambda: print(f"another run is at work in {store.root}; waiting for it", flush=True))
 
 
 def _tracker(plan: _Plan, uri: str | None, out: Path) -> "Tracker | None":
@@ -485,17 +513,16 @@ def _execute(setting: "Setting") -> "Executor":
 
 @contextmanager
 def _kept(plan: _Plan) -> Iterator[None]:
-    """Say after Ctrl-C how things stand."""
+    """Say after Ctrl-C, or when terminated, how things stand."""
     try:
         yield
-    except KeyboardInterrupt:
+    except Interrupted as ended:
         done = len({cell.key for cell in plan.cells if plan.store.has(cell)})
         trials = " and every trial that ended" if plan.studies else ""
         print(
-            f"interrupted; {done} of {len(plan.titles)} cells are done and kept{trials}, "
-            "the same command goes on from here"
+            f"{ended}; {done} of {len(plan.titles)} cells are done and kept{trials}, the same command goes on from here"
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(ended.exit_code) from None
 
 
 def _drive(

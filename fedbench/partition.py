@@ -89,7 +89,7 @@ class Partition:
                 return partition
         except (InputError, OSError, KeyError, TypeError, ValueError):
             pass
-        raise InputError(f"{folder}: the stored partition is damaged; delete the folder to have it drawn again")
+        raise InputError(f"{folder}: the stored partition is damaged")
 
     def _flat(self) -> dict[str, NDArray[Any]]:
         flat: dict[str, NDArray[Any]] = {}

@@ -10,11 +10,13 @@
 One process writes at a time (`Store.lock`), and its workers their checkpoints; anybody may read.
 """
 
+import io
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedbench import studies
+from fedbench import interrupts, studies
 from fedbench.cells import Cell
 from fedbench.data import read_npz
 from fedbench.errors import InputError
+from fedbench.options import one_line
 from fedbench.studies import Study
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 VERSION = 1
 Status = Literal["completed", "diverged", "stopped", "error", "missing"]
 _TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept")
+_OLD = ".old.part"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Store:
         """Open the folder `root`, which need not exist; InputError if another layout is in it."""
         self.root = root
         marker = root / "version"
-        found = marker.read_text().strip() if marker.exists() else str(VERSION)
+        found = marker.read_text(errors="replace").strip() if marker.exists() else str(VERSION)
         if found != str(VERSION):
             raise InputError(
                 f"{marker}: layout {found}, but this fedbench reads layout {VERSION}; use the fedbench that wrote it "
@@ -84,13 +88,15 @@ class Store:
             waiting()
             held = lock.acquire()
         with held:
-            _write(self.root / "version", f"{VERSION}\n".encode())
+            with self._writing():
+                _write(self.root / "version", f"{VERSION}\n".encode())
+                self._recover()
             yield
 
     def status(self, cell: Cell) -> Status:
         """Return how the cell stands; an outcome counts before a later attempt's error."""
         if self.has(cell):
-            status: Status = _read(self._folder(cell.key) / "outcome.json")["status"]
+            status: Status = self._about(cell.key)["status"]
             return status
         return "error" if self._error(cell.key).exists() else "missing"
 
@@ -103,41 +109,74 @@ class Store:
         from fedbench.federation import Outcome
 
         folder = self._folder(key)
-        about = _read(folder / "outcome.json")
-        tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-        try:
-            arrays = read_npz(folder / "metrics.npz")
-        except InputError as error:
-            raise InputError(f"{error}; delete {folder} and run the suite again") from error
-        for name, array in arrays.items():
-            table, column = name.split("/", 1)
-            tables[table][column] = array
-        outcome = Outcome(status=about["status"], message=about["message"], seconds=about["seconds"], **tables)
-        return Record(_cell(_read(folder / "cell.json")), outcome, about["provenance"])
+        about = self._about(key)
+        with _intact(folder / "metrics.npz"):
+            tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+            for name, array in read_npz(folder / "metrics.npz").items():
+                table, column = name.split("/", 1)
+                tables[table][column] = array
+        with _intact(folder / "outcome.json"):
+            outcome = Outcome(status=about["status"], message=about["message"], seconds=about["seconds"], **tables)
+            made = about["provenance"]
+        with _intact(folder / "cell.json"):
+            cell = _cell(_read(folder / "cell.json"))
+            if cell.key != key:
+                raise ValueError(f"its recipe has the key {cell.key}")
+        return Record(cell, outcome, made)
+
+    def _about(self, key: str) -> dict[str, Any]:
+        file = self._folder(key) / "outcome.json"
+        with _intact(file):
+            about = _read(file)
+            if about["status"] not in ("completed", "diverged", "stopped"):
+                raise ValueError(f"its status is {about['status']}")
+            return about
 
     def put(self, record: Record) -> None:
-        """Store a finished cell in the place of whatever its key held before."""
+        """Store a finished cell in the place of whatever its key held before; InputError if it cannot be written."""
         outcome = record.outcome
         target = self._folder(record.cell.key)
         part = target.with_name(f"{target.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
         about = {"status": outcome.status, "message": outcome.message, "seconds": outcome.seconds}
-        _write(part / "cell.json", _json(_plain(record.cell)))
-        _write(part / "outcome.json", _json({**about, "provenance": record.provenance}))
-        with (part / "metrics.npz").open("wb") as file:
-            arrays = {f"{table}/{name}": array for table in _TABLES for name, array in getattr(outcome, table).items()}
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-            os.fsync(file.fileno())
-        old = target.with_name(f"{target.name}.old.part")  # a folder half deleted must not look like a cell
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            target.rename(old)
-        part.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-        self._error(record.cell.key).unlink(missing_ok=True)
-        for checkpoint in self.checkpoints.glob(f"{record.cell.key}.*"):
-            checkpoint.unlink(missing_ok=True)
+        arrays = {f"{table}/{name}": array for table in _TABLES for name, array in getattr(outcome, table).items()}
+        packed = io.BytesIO()
+        np.savez_compressed(packed, allow_pickle=False, **arrays)
+        with self._writing():
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            _write(part / "cell.json", _json(_plain(record.cell)))
+            _write(part / "outcome.json", _json({**about, "provenance": record.provenance}))
+            _write(part / "metrics.npz", packed.getvalue())
+            old = target.with_name(f"{target.name}{_OLD}")  # a folder half deleted must not look like a cell
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
+            part.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+            self._error(record.cell.key).unlink(missing_ok=True)
+            for checkpoint in self.checkpoints.glob(f"{record.cell.key}.*"):
+                checkpoint.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Finish a write although a signal comes; InputError if the folder or the disk does not take it."""
+        with interrupts.held():
+            try:
+                yield
+            except OSError as error:
+                raise InputError(
+                    f"{error.filename or self.root}: cannot be written ({error.strerror or error}); what is finished "
+                    "is kept, and the same command goes on from there"
+                ) from error
+
+    def _recover(self) -> None:
+        """Put back the outcomes that a killed process had moved away but not replaced yet."""
+        for old in self.root.glob(f"cells/*{_OLD}"):
+            target = old.with_name(old.name.removesuffix(_OLD))
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(target)
 
     @property
     def checkpoints(self) -> Path:
@@ -149,14 +188,16 @@ class Store:
         path = self._error(key)
         if not path.exists():
             return None
-        found = _read(path)
-        return CellError(_cell(found), found["line"], found["trace"], found["input"])
+        with _intact(path):
+            found = _read(path)
+            return CellError(_cell(found), found["line"], found["trace"], found["input"])
 
     def put_error(self, error: CellError) -> None:
         """Store how an attempt failed; an outcome from before stays."""
         path = self._error(error.cell.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, _json({**_plain(error.cell), "line": error.line, "trace": error.trace, "input": error.input}))
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, _json({**_plain(error.cell), "line": error.line, "trace": error.trace, "input": error.input}))
 
     def errors(self) -> list[CellError]:
         """Return every failed attempt that no later one made good."""
@@ -169,14 +210,13 @@ class Store:
 
     def partition(self, cell: Cell, draw: Callable[[], "Partition"]) -> "Partition":
         """Return the cell's partition, drawn and stored the first time; InputError if the stored one is damaged."""
-        from fedbench.partition import Partition
-
         folder = self._partition(cell)
         if folder.is_dir():
-            return Partition.load(folder)
+            return _read_partition(folder)
         partition = draw()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partition.save(folder)
+        with self._writing():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            partition.save(folder)
         return partition
 
     def card(self, cell: Cell) -> dict[str, Any] | None:
@@ -187,23 +227,71 @@ class Store:
     def study(self, cell: Cell) -> Study | None:
         """Return the trials that a tuned cell has so far; None if there were none yet."""
         path = self._study(cell)
-        return studies.from_plain(_read(path)) if path.exists() else None
+        return _read_study(path) if path.exists() else None
 
     def put_study(self, cell: Cell, study: Study) -> None:
         """Store all trials of a tuned cell in the place of those before."""
         path = self._study(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, _json(studies.to_plain(study)))
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, _json(studies.to_plain(study)))
 
     def tracked(self, cell: Cell, uri: str) -> bool:
-        """Return whether the cell's present outcome is in the MLflow store at `uri`."""
-        path = self._folder(cell.key) / "tracked.json"
-        return path.exists() and uri in _read(path)
+        """Return whether the cell's present outcome is in the MLflow store at `uri`, as far as is known."""
+        return uri in self._tracked(cell)
 
     def put_tracked(self, cell: Cell, uri: str, run_id: str) -> None:
         """Note that the cell's outcome is in the MLflow store at `uri`, as the run `run_id`."""
-        path = self._folder(cell.key) / "tracked.json"
-        _write(path, _json({**(_read(path) if path.exists() else {}), uri: run_id}))
+        with self._writing():
+            _write(self._folder(cell.key) / "tracked.json", _json({**self._tracked(cell), uri: run_id}))
+
+    def forget_tracked(self, uri: str) -> None:
+        """Note of no outcome any more that it is in the MLflow store at `uri`, since that begins anew."""
+        for path in self.root.glob("cells/*/tracked.json"):
+            with suppress(InputError), self._writing():
+                marks = _read(path)
+                if marks.pop(uri, None):
+                    _write(path, _json(marks))
+
+    def _tracked(self, cell: Cell) -> dict[str, Any]:
+        with suppress(InputError):  # not logged, or not known to be
+            return _read(self._folder(cell.key) / "tracked.json")
+        return {}
+
+    # --- repair
+
+    def damaged(self) -> Iterator[tuple[Path, str]]:
+        """Yield everything that cannot be read, with the reason."""
+        checks: dict[str, Callable[[Path], object]] = {
+            "cells": lambda path: self.get(path.name),
+            "errors": lambda path: self.error(path.stem),
+            "studies": _read_study,
+            "partitions": _read_partition,
+        }
+        for kind, check in checks.items():
+            for path in sorted((self.root / kind).glob("*")):
+                if path.suffix != ".part":
+                    try:
+                        check(path)
+                    except InputError as error:
+                        yield path, str(error).partition(_REPAIR)[0]
+        if reason := damage_of(self.root / "optuna.db"):
+            yield self.root / "optuna.db", reason
+
+    def set_aside(self, path: Path) -> Path:
+        """Move a file or a folder to where nobody looks for it, and return its new place."""
+        inside = path.relative_to(self.root) if path.is_relative_to(self.root) else Path(path.name)
+        place = self.root / "broken" / inside
+        number = 1
+        while place.exists():
+            number += 1
+            place = (self.root / "broken" / inside).with_name(f"{path.name}.{number}")
+        with self._writing():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            for journal in path.parent.glob(f"{path.name}-*"):  # SQLite would replay it into the next database
+                journal.rename(place.with_name(place.name + journal.name.removeprefix(path.name)))
+            path.rename(place)
+        return place
 
     def _folder(self, key: str) -> Path:
         return self.root / "cells" / key[:16]
@@ -230,17 +318,50 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def _read(path: Path) -> dict[str, Any]:
+_REPAIR = "; `fedbench repair` moves it aside, and the next run makes it anew"
+
+
+@contextmanager
+def _intact(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong with reading a file into an InputError that names it."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    return value
+        yield
+    except InputError as error:
+        raise InputError(f"{str(error).removesuffix(_REPAIR)}{_REPAIR}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: missing or damaged ({one_line(error)}){_REPAIR}") from error
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
-    broken = path if path.parent.name in ("errors", "studies") else path.parent
-    return InputError(f"{path}: missing or damaged ({' '.join(str(error).split())}); delete {broken} and run again")
+def _read(path: Path) -> dict[str, Any]:
+    with _intact(path):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise TypeError(f"a {type(value).__name__}")
+        return value
+
+
+def _read_study(path: Path) -> Study:
+    with _intact(path):
+        return studies.from_plain(_read(path))
+
+
+def _read_partition(path: Path) -> "Partition":
+    from fedbench.partition import Partition
+
+    with _intact(path):
+        return Partition.load(path)
+
+
+def damage_of(database: Path) -> str:
+    """Return what is wrong with an SQLite database; nothing if it is whole, in use or not there."""
+    try:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as opened:
+            (said,) = opened.execute("pragma quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        return ""
+    except sqlite3.DatabaseError as error:
+        return f"{database}: {error}"
+    return "" if said == "ok" else f"{database}: {one_line(ValueError(said))}"
 
 
 def _write(path: Path, content: bytes) -> None:

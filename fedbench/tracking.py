@@ -67,11 +67,12 @@ class Tracker:
         self._suite = suite
         self._uri = uri
         self._database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+        if self._database is not None and not self._database.exists():
+            store.forget_tracked(uri)
 
     def lacks(self, cell: Cell) -> bool:
         """Return whether a finished cell's outcome is not there yet."""
-        gone = self._database is not None and not self._database.exists()
-        return gone or not self._store.tracked(cell, self._uri)
+        return not self._store.tracked(cell, self._uri)
 
     def log(self, cell: Cell, title: str) -> None:
         """Log a finished cell unless its outcome is there already; TrackingError if MLflow cannot take it."""

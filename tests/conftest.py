@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fedbench import cli
 from fedbench.cells import Cell, expand, fingerprints
 from fedbench.config import load
 
@@ -18,6 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Problems this small gain nothing from threads, which wait for each other on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Run = Callable[..., tuple[int, str, str]]
 
 TROUBLE = '''
 import os, time
@@ -85,3 +90,17 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     file.write_text(yaml.safe_dump(suite, sort_keys=False))
     (tmp_path / "trouble.py").write_text(TROUBLE)
     return Tiny(file, data, tmp_path / "runs")
+
+
+@pytest.fixture
+def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Run:
+    """Return `fedbench ARGUMENT ... -> (exit code, stdout, stderr)`, in this process and the suite's folder."""
+    monkeypatch.chdir(tiny.file.parent)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return call

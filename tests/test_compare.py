@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from conftest import Tiny
 from markdown_it import MarkdownIt
 from test_report import AWKWARD, cell, diverged, done
 
-from fedbench import cli
 from fedbench.compare import Group, SideBySide, compare, stored
 from fedbench.errors import InputError
 from fedbench.results import Result, Results
@@ -191,19 +189,6 @@ def test_labels_stay_text() -> None:
 
 
 # --- the command
-
-
-@pytest.fixture
-def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Callable[..., Any]:
-    monkeypatch.chdir(tiny.file.parent)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def test_suites_folders_and_results_files_can_be_compared(fedbench: Callable[..., Any], tiny: Tiny) -> None:

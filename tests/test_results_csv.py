@@ -2,7 +2,6 @@
 
 import csv
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from conftest import Tiny
 from test_report import AWKWARD, CARD, PROVENANCE, PUBLISHED, cell, diverged, done
 
-from fedbench import cli, report, results_csv
+from fedbench import report, results_csv
 from fedbench.config import Suite
 from fedbench.data import About
 from fedbench.errors import InputError
@@ -195,19 +194,6 @@ def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 
 
 # --- the command
-
-
-@pytest.fixture
-def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Callable[..., Any]:
-    monkeypatch.chdir(tiny.file.parent)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def test_a_published_report_is_written_again_by_one_command(fedbench: Callable[..., Any], tiny: Tiny) -> None:

@@ -1,5 +1,8 @@
 """The store: what is complete, what is damaged, and who may write."""
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -9,9 +12,11 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
+from fedbench import interrupts
 from fedbench.cells import Cell, draw_partition
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
+from fedbench.interrupts import Interrupted
 from fedbench.partition import Partition
 from fedbench.store import CellError, Record, Store
 
@@ -99,9 +104,75 @@ def test_damage_is_named(tmp_path: Path, name: str, damage: str) -> None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(InputError, match=rf"{name}.*delete .*{CELL.key} and run") as raised:
+    with pytest.raises(InputError, match=rf"{CELL.key}/{name}: .*; `fedbench repair` moves it aside") as raised:
         store.get(CELL.key)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("outcome.json", "[]"),
+        ("outcome.json", "{}"),
+        ("outcome.json", '{"status": "splendid"}'),
+        ("outcome.json", '{"status": "completed"}'),
+        ("outcome.json", "\x00"),
+        ("cell.json", "{}"),
+        ("cell.json", '{"suite": "s", "label": "row", "recipe": {"seed": 1}, "specs": {}}'),
+    ],
+)
+def test_other_content_is_damage_too(tmp_path: Path, name: str, content: str) -> None:
+    store = Store(tmp_path)
+    store.put(record())
+    (tmp_path / "cells" / CELL.key / name).write_text(content)
+    with pytest.raises(InputError, match=rf"{CELL.key}/{name}: missing or damaged \(.*\); `fedbench repair`"):
+        store.get(CELL.key)
+    (broken,) = store.damaged()
+    assert broken[0] == tmp_path / "cells" / CELL.key
+
+
+def test_an_outcome_is_back_where_a_killed_process_had_moved_it_away(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put(record(0.25))
+    done = tmp_path / "cells" / CELL.key
+    done.rename(done.with_name(f"{CELL.key}.old.part"))
+    with store.lock(pytest.fail):
+        assert store.get(CELL.key).outcome.metrics["test/accuracy"][0, 1] == 0.25
+    shutil.copytree(done, done.with_name(f"{CELL.key}.old.part"))
+    with store.lock(pytest.fail):
+        assert [path.name for path in done.parent.iterdir()] == [CELL.key]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_a_write_finish(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    write = Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        os.kill(os.getpid(), number)
+        return write(self, target)
+
+    def put() -> None:
+        with interrupts.raised():
+            store.put(record(0.25))
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(Interrupted) as raised:
+        put()
+    assert raised.value.exit_code == 128 + number
+    assert store.get(CELL.key).outcome.metrics["test/accuracy"][0, 1] == 0.25
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as it was
+
+
+def test_what_is_set_aside_is_in_nobodys_way(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    places = []
+    for _ in range(2):
+        store.put(record())
+        places.append(store.set_aside(tmp_path / "cells" / CELL.key))
+    assert places == [tmp_path / "broken" / "cells" / name for name in (CELL.key, f"{CELL.key}.2")]
+    assert all((place / "metrics.npz").exists() for place in places)
+    assert store.status(CELL) == "missing"
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_nothing_is_logged_twice_and_half_a_run_is_logged_anew(tiny: Tiny) -> No
     tracker.log(cell, "second")
     assert sorted(run.info.run_name for run in runs(uri)) == ["anew", "second", "tiny"]
     (tiny.out / "mlflow.db").unlink()
-    assert tracker.lacks(cell)
+    assert Tracker(store, "tiny", uri).lacks(cell)
 
 
 def test_divergence_and_long_values(tiny: Tiny) -> None:

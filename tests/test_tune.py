@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from conftest import Tiny
+from conftest import Run, Tiny
 from optuna.trial import TrialState
 
-from fedbench import cells, cli, config, federation, space, studies, tune
+from fedbench import cells, config, federation, space, studies, tune
 from fedbench.cells import draw_partition, expand, fingerprints
 from fedbench.errors import InputError
 from fedbench.executors import EXECUTORS, Executor, Job, Judge, OnRound, Setting, inline, load_arrays, mild, processes
@@ -37,8 +37,6 @@ from fedbench.space import Tune
 from fedbench.store import CellError, Store
 from fedbench.studies import Study, Trial
 
-Run = Callable[..., tuple[int, str, str]]
-
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
@@ -47,20 +45,6 @@ def tunable(tiny: Tiny) -> Tiny:
     """Two rows with five trials each, of two rounds."""
     tiny.change(training={"rounds": 2, "batch_size": 8}, methods={"fedavg": {}, "fedproto": {}}, tune={"trials": 5})
     return tiny
-
-
-@pytest.fixture
-def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> Run:
-    """Return `fedbench ARGUMENT ... -> (exit code, stdout, stderr)`, in this process and the suite's folder."""
-    monkeypatch.chdir(tiny.file.parent)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def backwards(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Stream:
