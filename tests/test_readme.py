@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from fedbench import cli, config
+from fedbench import cli, config, testing
 from fedbench.report.table import FLAG
 from fedbench.store import Store
 
@@ -157,3 +157,15 @@ def test_the_table_in_the_readme_is_one_of_the_quickstart() -> None:
 def test_the_checks_in_ci_are_those_of_the_readme() -> None:
     (line,) = (line for text in blocks(ROOT / "README.md", "sh") for line in text.splitlines() if "check.py" in line)
     assert line == (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
+
+
+def test_the_example_in_the_docs_is_the_one_that_is_tested() -> None:
+    page = ROOT / "docs" / "add-a-method.md"
+    for language, name in (("python", "fedbn.py"), ("yaml", "fedbn.yaml")):
+        assert (page.parent / "examples" / name).read_text(encoding="utf-8") in blocks(page, language)
+
+
+def test_every_check_of_a_method_is_explained() -> None:
+    text = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    rows = [f"| `{check.name}` | {check.promise} |" for check in testing.CHECKS]
+    assert re.findall(r"^\| `\w+` \| .* \|$", text.partition("## Check it")[2].partition("\n## ")[0], re.M) == rows
