@@ -48,12 +48,14 @@ class Cell:
       has one.  A plugin in a file is named Class@<sha256 of the file>.  Where hyperparameters are to be chosen first,
       also tuning: a suite's `tune`, with `params` resolved to the `space` (see `fedbench.space`).
     - `specs`: such a name -> how the suite wrote it; not hashed.
+    - `control`: whether its method is one that others are held against; not hashed.
     """
 
     suite: str
     label: str
     recipe: Mapping[str, Any]
     specs: Mapping[str, str] = field(default_factory=dict)
+    control: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -370,6 +372,7 @@ class _Maker:
         self.contents: dict[str, str] = {}
         self.tunable: set[str] = set()
         self.found: set[str] = set()
+        self.controls: set[str] = set()
 
     def cells(self, part: Mapping[str, Any], where: str, grid: Sequence[str] = ()) -> Iterator[Cell]:
         """Yield the cells of one point of an experiment's grid, of which the names of the axes are given."""
@@ -384,7 +387,8 @@ class _Maker:
                     recipe["keep"] = self.suite.keep
                 used = [recipe["dataset"], recipe["method"], *recipe["models"]]
                 specs = {one["name"]: self.specs[one["name"]] for one in used if one["name"] in self.specs}
-                yield Cell(self.suite.name, label, recipe, specs)
+                control = recipe["method"]["name"] in self.controls
+                yield Cell(self.suite.name, label, recipe, specs, control)
 
     def check_tuned(self, part: Mapping[str, Any], where: str) -> None:
         """Raise InputError if `tune.params` names something that no row of the experiment has."""
@@ -476,7 +480,10 @@ class _Maker:
             if preset not in cls.presets:
                 raise InputError(f"{place}.preset: {unknown('preset', str(preset), cls.presets)}")
             given = {**cls.presets[preset], **given}
-        return {**self._plugin("methods", spec, given, place), "revision": cls.revision}
+        recipe = self._plugin("methods", spec, given, place)
+        if cls.control:
+            self.controls.add(recipe["name"])
+        return {**recipe, "revision": cls.revision}
 
 
 def _points(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -97,11 +97,13 @@ class Method(ABC):
     - `presets`: named values of the hyperparameters, such as those of a paper and of its code.
     - `revision`: raised by the author when the numbers change; part of every result's key.
     - `mixed_models`: whether clients may have different architectures.
+    - `control`: whether a report holds every other method against it: what clients come to without sending anything.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     revision: ClassVar[int] = 1
     mixed_models: ClassVar[bool] = False
+    control: ClassVar[bool] = False
 
     def check(self, net: Net) -> None:  # noqa: B027 (most methods fit every model)
         """Raise `InputError` if a hyperparameter does not fit the model."""

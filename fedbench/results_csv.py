@@ -69,6 +69,7 @@ def dumps(results: Results, suite: Suite, reference: Reference | None = None) ->
             "suite": cell.suite,
             "recipe": cell.recipe,
             "specs": cell.specs,
+            "control": cell.control,
             "status": result.status,
             "message": result.message,
             "provenance": provenance,
@@ -225,7 +226,7 @@ def _read(path: Path, lines: Sequence[Sequence[str]]) -> tuple[Results, Suite, R
             kind, _, name = metric.partition("/")
             if metric == "cell":
                 about = json.loads(text)
-                cell = Cell(about["suite"], label, about["recipe"], about["specs"])
+                cell = Cell(about["suite"], label, about["recipe"], about["specs"], about.get("control", False))
                 cell.facts()
                 if cell.key != key:
                     raise ValueError(f"recipe of cell {cell.key}")

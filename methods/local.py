@@ -13,6 +13,7 @@ class Local(Averaging):
     """Every client trains for itself and sends nothing."""
 
     mixed_models = True
+    control = True
 
     def shares(self, net: Net, name: str) -> bool:
         """Share nothing."""

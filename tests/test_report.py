@@ -55,7 +55,7 @@ def cell(label: str, algorithm: str = "", options: Any = None, **changes: Any) -
         "method": {"name": algorithm or label, "options": options or {}, "revision": 1},
         "seed": changes.get("seed", 0),
     }
-    return Cell("study", label, recipe, changes.get("specs", {}))
+    return Cell("study", label, recipe, changes.get("specs", {}), control=(algorithm or label) == "local")
 
 
 def outcome(*accuracy: float, test: tuple[int, ...] = (90, 10), up: int = 1000, rounds: int = 2) -> Outcome:
@@ -167,7 +167,7 @@ def test_rows_not_better_than_the_control_are_flagged() -> None:
         None,
     ]
     assert [row[1] for row in comparison.tables[0].rows] == [
-        "80.00 ± 0.00 ●",
+        "80.00 ± 0.00",
         "70.00 ± 0.00†",
         "60.00 ± 0.00†",
         "70.00 ± 0.00",
@@ -177,7 +177,7 @@ def test_rows_not_better_than_the_control_are_flagged() -> None:
 def test_of_a_loss_less_is_better() -> None:
     comparison = compared(done(cell("local"), 0.5, 0.5), done(cell("fedavg"), 0.6, 0.6), metric="test/loss")
     assert entry(comparison, 1).beats_control is True
-    assert comparison.tables[0].rows[1][:2] == ("fedavg", "2.4000 ± 0.0000 ●")
+    assert comparison.tables[0].rows[1][:2] == ("fedavg", "2.4000 ± 0.0000")
 
 
 def test_the_control_is_compared_on_the_seeds_that_both_have() -> None:
@@ -227,7 +227,7 @@ def test_mixed_models_have_the_control_with_the_same_models() -> None:
 def test_without_a_control_nothing_is_flagged_and_a_note_says_so() -> None:
     comparison = compared(done(cell("fedavg"), 0.5, 0.5))
     assert entry(comparison).beats_control is None
-    assert comparison.notes == ("No row is the control (local), so none is marked †.",)
+    assert comparison.notes == ("No row is a control, where everybody trains alone, so none is marked †.",)
 
 
 # --- which differences are real
@@ -295,7 +295,7 @@ def test_the_spread_over_clients_changes_no_verdict() -> None:
 def test_with_a_single_pair_nothing_is_tested() -> None:
     comparison = compared(*repeated(local=(0.5,), fedavg=(0.9,)))
     assert not [table.title for table in comparison.tables if "against" in table.title]
-    assert [row[1] for row in comparison.tables[0].rows] == ["50.00 ± 5.00", "90.00 ± 5.00 ●"]
+    assert [row[1] for row in comparison.tables[0].rows] == ["50.00 ± 5.00", "90.00 ± 5.00"]
     assert comparison.notes == ("1 pair of seeds can show nothing: whether another one would say the same is unknown.",)
     assert not any("Holm" in sentence for sentence in comparison.reading)
 
@@ -562,7 +562,7 @@ def test_the_page_has_numbers_partition_and_provenance() -> None:
     one = done(cell("fedproto", options={"lam": 1.0, "distance": "mse"}), 1.0, 0.0)
     text = page(compared(one, done(cell("local"), 0.4, 0.4), description=description))
     assert text.startswith("# study\n\nWhat this is.\n\nSecond paragraph.\n\n| row ")
-    assert cells_of(text, "fedproto")[1:5] == ["50.00 ± 50.00 ●", "", "90.00", "0.00"]
+    assert cells_of(text, "fedproto")[1:5] == ["50.00 ± 50.00", "", "90.00", "0.00"]
     assert "| fedproto | fedproto  | lam=1.0, distance=mse |" in text
     partition = cells_of(text, "nway_kshot, seed=7")
     assert partition[1:] == ["2", "30 to 1,200", "0", "10 to 90", "2 to 3", "1.50", "0123456789abcdef"]

@@ -19,7 +19,6 @@ from fedbench.report.formatted import named
 from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, names, values
 from fedbench.report.plots import CONTROL_LOOK, Figure, Heat, Level, Line, Lines, Ranges, Ranks, Strip, compact
 from fedbench.report.standing import over_data_sets
-from fedbench.report.table import CONTROL
 from fedbench.report.tuning import Choice, choices
 from fedbench.results import Numbers, Results
 from fedbench.stats import Ranking
@@ -54,7 +53,7 @@ def _setting(layout: Layout, member: Member) -> str:
 def _looks(members: Sequence[Member]) -> dict[str, int]:
     """Return a number for each row, which it keeps in all figures."""
     rows = grouped(members, lambda member: member.label)
-    others = [label for label, row in rows.items() if row[0].facts["algorithm"] != CONTROL]
+    others = [label for label, row in rows.items() if not row[0].result.cell.control]
     control = [label for label in rows if label not in others]
     return {label: number for number, label in enumerate(others + control[1:])} | dict.fromkeys(
         control[:1], CONTROL_LOOK

@@ -17,7 +17,7 @@ Values = Mapping[tuple[Scalar, ...], float]
 class Standing:
     """How one row stands in one column.
 
-    - `best`: it has the best mean, of the rows with the most pairs.
+    - `best`: it has the best mean, of the rows with the most pairs, which are two at least.
     - `near_best`: it was tested against the best, and they are not distinguishable.
     - `control`: which row its control is; `against_control`: the comparison with that; None if it is one itself.
     - `best_row`, `against_best`: the same of the best; None for the best itself.
@@ -44,7 +44,7 @@ def standings(rows: Mapping[str, Values], controls: Mapping[str, str], more_is_b
     against_best = _against(best[0], rows, more_is_better) if best else {}
     return {
         label: Standing(
-            best=label in best,
+            best=label in best and len(rows[label]) > 1,  # one pair of seeds tells nobody the best
             near_best=label not in best and _alike(against_best.get(label)),
             control=controls.get(label),
             against_control=against_control.get(label),

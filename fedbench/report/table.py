@@ -19,9 +19,6 @@ from fedbench.report.standing import Standing, over_data_sets, standings
 from fedbench.results import Results
 from fedbench.stats import LEVEL, Against, Ranking, power
 
-CONTROL = "local"
-"""The algorithm that every other has to beat: everybody trains alone."""
-
 FLAG = "†"
 BEST = "●"
 NEAR_BEST = "○"
@@ -191,7 +188,7 @@ def _standings(places: Mapping[str, Sequence[Member]], control: Mapping[str, Seq
 
 
 def _is_control(member: Member) -> bool:
-    return member.facts["algorithm"] == CONTROL
+    return member.result.cell.control
 
 
 def _control(member: Member, controls: Sequence[Sequence[Member]]) -> Sequence[Member]:
@@ -438,8 +435,9 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
         f"pooled: mean over samples instead of clients; worst client: the {worst} of all.",
         "up ×10³: scalars that all clients together upload per round, in thousands; client-steps: optimiser steps of "
         "all clients in all rounds; seconds: of the whole run.",
-        f"{FLAG}: not better than the control, {CONTROL}, where everybody trains alone.",
-        f"{BEST}: the best mean; {NEAR_BEST}: not distinguishable from it by a test over the pairs of seeds.",
+        f"{FLAG}: not better than the control, where everybody trains alone.",
+        f"{BEST}: the best mean, over two pairs of seeds or more; {NEAR_BEST}: not distinguishable from it by a test "
+        "over them.",
         "worst decile: mean of the tenth of the clients that is worst off; Gini: 0 if all clients have the same, "
         "towards 1 if one has everything; Jain: 1 if all have the same, 1 / clients if one has everything.",
     ]
@@ -490,7 +488,7 @@ def _equals(p: float) -> str:
 def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
     notes = []
     if not any(_is_control(member) for member in members):
-        notes.append(f"No row is the control ({CONTROL}), so none is marked {FLAG}.")
+        notes.append(f"No row is a control, where everybody trains alone, so none is marked {FLAG}.")
     notes += _left_out(members, layout)
     for member in members:
         if member.trouble:
