@@ -66,7 +66,7 @@ class Setting:
     """What all jobs share.
 
     - `data`: the data folder; `base`: the folder that plugin paths start from.
-    - `threads`: per cell.
+    - `threads`: per cell; `executor`: the name of the one that runs them, which it says itself.
     - `checkpoints`: the folder in which whoever computes a cell saves its progress, if anybody is to; `checkpoint`: how
       often, in seconds.
     """
@@ -78,6 +78,7 @@ class Setting:
     threads: int = 1
     engine: "EngineName | Engine" = "auto"
     together: int = 1
+    executor: str = "inline"
     checkpoints: Path | None = None
     checkpoint: float = 30.0
 
@@ -150,7 +151,9 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
             chosen = Chosen(torch.device(setting.device), setting.threads, measured=setting.engine == "auto")
 
             def attempt(engine: "Engine", job: Job) -> Record | CellError:
-                return _attempt(job, replace(setting, engine=engine, checkpoints=None), on_round, judge)
+                return _attempt(
+                    job, replace(setting, engine=engine, executor="together", checkpoints=None), on_round, judge
+                )
 
             yield from play_together([partial(attempt, job=job) for job in batch], chosen)
     finally:
@@ -159,6 +162,7 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
 
 def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs in spawned processes; the cell of one that dies is tried once more, and then ends in an error."""
+    setting = replace(setting, executor="processes")
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     busy: dict[Connection[Any, Any], tuple[_Worker, Job]] = {}
     idle: list[_Worker] = []
@@ -317,14 +321,20 @@ class _Question:
 
 
 def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
+    import torch
+
+    from fedbench.engines import choice
+    from fedbench.engines.together import Together
+
     cell = job.cell
     begin, clock = datetime.now(UTC), time.perf_counter()
     settled = cells.settle(cell, job.chosen["values"]) if cell.tuned else cell
+    engine = choice.engine(setting.engine, torch.device(setting.device), setting.threads)
     made = {
         **_machine(setting.device),
         "device": setting.device,
         "threads": setting.threads,
-        "engine": setting.engine if isinstance(setting.engine, str) else "together",
+        "engine asked for": setting.engine if isinstance(setting.engine, str) else "auto",
         "partition": job.partition.hash,
     }
     checkpoint = _checkpoint(cell.key, {**made, "recipe": settled.key, "code": _code()}, setting)
@@ -334,7 +344,7 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Rec
             load_arrays(cell, setting),
             job.partition,
             device=setting.device,
-            engine=setting.engine,
+            engine=engine,
             threads=setting.threads,
             base=setting.base,
             on_round=lambda done, total: on_round(cell, done, total),
@@ -344,6 +354,8 @@ def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Rec
     except Exception as error:
         bad = isinstance(error, InputError)
         return CellError(cell, str(error) if bad else one_line(error), traceback.format_exc(), bad)
+    used = choice.used(engine.chosen if isinstance(engine, Together) else engine)
+    made |= {"engine": used, "executor": setting.executor}
     made |= {"started": begin.isoformat(timespec="microseconds"), "seconds": time.perf_counter() - clock}
     if checkpoint and checkpoint.resumed:
         made["resumed"] = f"after round {checkpoint.resumed}"

@@ -82,6 +82,7 @@ def test_rounds_are_reported_and_provenance_is_made_where_the_cell_runs(tiny: Ti
     assert made["partition"] == todo.partition.hash
     assert (made["device"], made["threads"], made["torch"]) == ("cpu", 1, torch.__version__)
     assert made["seconds"] > 0
+    assert (made["engine asked for"], made["engine"], made["executor"]) == ("auto", "vectorised", executor)
 
 
 @pytest.mark.parametrize("executor", ["inline", "processes"])

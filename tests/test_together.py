@@ -94,7 +94,7 @@ def test_cells_of_one_kind_are_stacked_and_recorded_each_for_itself(tiny: Tiny) 
         assert not isinstance(record, CellError)
         assert not isinstance(other, CellError)
         np.testing.assert_allclose(record.outcome.metrics["train/loss"], other.outcome.metrics["train/loss"], rtol=1e-5)
-        assert record.provenance["engine"] == "together"
+        assert (record.provenance["engine"], record.provenance["executor"]) == ("vectorised", "together")
 
 
 def test_what_is_not_a_number_makes_another_kind(tiny: Tiny) -> None:

@@ -28,6 +28,12 @@ def engine(name: EngineName | Engine, device: torch.device, threads: int = 1) ->
     return Loop() if name == "loop" else Chosen(device, threads, measured=name == "auto")
 
 
+def used(engine: Engine) -> str:
+    """Return the name of the engine that computed, in a word; of several, each."""
+    engines = list(engine.of.values()) if isinstance(engine, Chosen) else [engine]
+    return ", ".join(dict.fromkeys(type(one).__name__.lower() for one in engines)) or "none"
+
+
 @final
 class Chosen(Engine):
     """Vectorised where that is possible; else, and if `measured` where it was measured to be faster, the loop.
@@ -35,12 +41,12 @@ class Chosen(Engine):
     Measured (benchmarks/README.md): on the CPU a net whose layers all have a stacked form gains, and one that goes
     through vmap, such as ResNet18, loses; on a GPU both gain.  Whether vmap can take model and method at all, and how
     many clients fit into memory together, a trial of one step tells.  Both look at nothing but the cell and the
-    machine, so that a cell is computed by the same engine in the same chunks every time.
+    machine, so that a cell is computed by the same engine in the same chunks every time.  `of` has each net's.
     """
 
     def __init__(self, device: torch.device, threads: int, measured: bool) -> None:
         self._device, self._threads, self._measured = device, threads, measured
-        self._of: dict[Net, Engine] = {}
+        self.of: dict[Net, Engine] = {}
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the clients as the engine that was chosen for their net does."""
@@ -48,9 +54,9 @@ class Chosen(Engine):
 
     def choose(self, job: Job) -> Engine:
         """Return the engine for the job's net."""
-        if job.net not in self._of:
-            self._of[job.net] = self._choose(job)
-        return self._of[job.net]
+        if job.net not in self.of:
+            self.of[job.net] = self._choose(job)
+        return self.of[job.net]
 
     def _choose(self, job: Job) -> Engine:
         if self._measured and Lowering.of(job.net) is None and self._device.type == "cpu":

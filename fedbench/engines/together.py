@@ -20,11 +20,11 @@ class Together(Engine):
     """Waits until every federation has a job, and trains the clients of all of them at once.
 
     The federations run in lockstep, each in a thread of its own.  They must have the same models and settings, but for
-    seeds, samples, the numbers of the method, and the learning rate of SGD without weight decay.
+    seeds, samples, the numbers of the method, and the learning rate of SGD without weight decay.  `chosen` computes.
     """
 
     def __init__(self, chosen: Chosen, federations: int) -> None:
-        self._chosen, self._left = chosen, federations
+        self.chosen, self._left = chosen, federations
         self._turn = Condition()
         self._jobs: list[Job] = []
         self._done: dict[int, list[Part] | BaseException] = {}
@@ -75,7 +75,7 @@ class Together(Engine):
 
     def _parts(self, jobs: list[Job]) -> Iterator[tuple[int, Part]]:
         """Yield the parts of all jobs with the jobs' numbers."""
-        engine = self._chosen.choose(jobs[0])
+        engine = self.chosen.choose(jobs[0])
         if self._stacks is None:
             self._stacks = isinstance(engine, Vectorised) and _can_stack(jobs)
         if self._stacks and isinstance(engine, Vectorised):
@@ -83,7 +83,7 @@ class Together(Engine):
                 yield from parts.items()
         else:
             for number, job in enumerate(jobs):
-                yield from ((number, part) for part in self._chosen.train(job))
+                yield from ((number, part) for part in self.chosen.train(job))
 
 
 def _can_stack(jobs: Sequence[Job]) -> bool:
