@@ -1,7 +1,5 @@
 """What cells keep of test samples: embeddings, their silhouettes, confusion, and the figures in the report."""
 
-import sys
-
 import numpy as np
 import pytest
 from conftest import Tiny
@@ -14,6 +12,7 @@ from fedbench.federation import Outcome
 from fedbench.kept import silhouette, silhouettes
 from fedbench.partition import Partition
 from fedbench.report import figures, plots
+from fedbench.report.embeddings import scatter
 from fedbench.report.plots import Heat, Scatter
 from fedbench.store import Record, Store
 
@@ -32,7 +31,8 @@ def test_who_is_alone_or_all_of_one_kind_has_none() -> None:
 
 
 def test_silhouettes_are_those_of_scikit_learn() -> None:
-    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not here")
+    from sklearn import metrics
+
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 5, 1500)  # more than a chunk
     points = rng.normal(size=(1500, 7)) + 100 + labels[:, None]
@@ -126,7 +126,6 @@ def stored(tiny: Tiny, **keys: object) -> tuple[results.Results, config.Suite, O
 
 
 def test_the_report_has_them_in_the_plane(tiny: Tiny) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not here")
     found, suite, outcome = stored(tiny)
     figure = figures.figures(found, suite)[0]
     assert isinstance(figure.plot, Scatter)
@@ -138,11 +137,12 @@ def test_the_report_has_them_in_the_plane(tiny: Tiny) -> None:
     assert plots.inline(figure) == plots.inline(figures.figures(found, suite)[0])
 
 
-def test_without_scikit_learn_the_figure_is_refused_in_one_line(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, suite, _ = stored(tiny)
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(InputError, match="needs scikit-learn: pip install"):
-        figures.figures(found, suite)
+@pytest.mark.parametrize("shape", [(1, 5), (2, 5), (3, 1), (40, 1)])
+def test_few_points_and_narrow_embeddings_have_a_place(shape: tuple[int, int]) -> None:
+    points = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    found = scatter({"embeddings": points, "labels": np.zeros(len(points), np.int64)})
+    assert np.isfinite([xy for group in found.groups for xy in group.points]).all()
+    assert sum(len(group.points) for group in found.groups) == len(points)
 
 
 @pytest.mark.parametrize("of", ["worst", 2])
