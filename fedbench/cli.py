@@ -51,7 +51,14 @@ _POLICIES = (
     "all: every cell, its new outcome taking the place of the old one."
 )
 _SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite file, or the name of one that is shipped.")]
-_Only = Annotated[str | None, typer.Option(metavar="FACT=VALUE,...", help="Only cells such as method=fedproto,n=3.")]
+_Only = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FACT=VALUE,...",
+        help="Only cells of which all these facts are true, such as method=fedproto,n=3; a fact that comes twice may "
+        "have either value. Facts are a cell's settings, which a dry run lists.",
+    ),
+]
 _Sets = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as rounds=5; repeatable.")
 ]
@@ -63,7 +70,12 @@ _Engine = Annotated[
 ]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
 _Together = Annotated[
-    int, typer.Option(min=1, help="Cells computed as one program, where they differ in seeds and numbers alone.")
+    int,
+    typer.Option(
+        min=1,
+        help="Cells trained at once, stacked as one program, which fills a GPU: of those that differ in nothing but "
+        "seeds and the method's numbers.",
+    ),
 ]
 _Checkpoint = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How often cells under way are saved; 0: after every round.")
