@@ -236,6 +236,12 @@ def test_a_sweep_over_the_partition_has_a_line_for_each_row_and_further_setting(
     assert len({line.look for line in plot.lines}) == 4
 
 
+@pytest.mark.parametrize(("values", "log"), [((0.1, 1.0, 100.0), True), ((0.0, 0.1, 100.0), False), ((1, 40), False)])
+def test_values_that_are_far_apart_have_a_logarithmic_axis(values: Sequence[float], log: bool) -> None:
+    results = [done(cell("fedavg", alpha=alpha), [0.5] * 2) for alpha in values]
+    assert lines(made(*results, figure={"x": "alpha", "y": "test/accuracy"})["figure-test-accuracy"]).log is log
+
+
 def test_a_sweep_over_words_has_them_on_its_axis() -> None:
     results = [done(cell("fedavg", dataset=name), [0.1] * 2) for name in ("flowers", "digits")]
     plot = lines(made(*results, figure={"x": "dataset", "y": "test/accuracy"})["figure-test-accuracy"])

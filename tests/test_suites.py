@@ -128,7 +128,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
 
 def test_the_sweeps_of_figures_vary_one_thing_as_the_figure_says() -> None:
     """Beside it there are rows without it, and each row's rounds."""
-    for name, varied, count in (("fig3", "k", 6), ("fig4", "method.lam", 8)):
+    for name, varied, count in (("fig3", "k", 6), ("fig4", "method.lam", 8), ("dirichlet", "alpha", 5)):
         suite = config.load(name)
         assert suite.figure
         assert varied.endswith(suite.figure.x)

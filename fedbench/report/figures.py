@@ -26,6 +26,7 @@ from fedbench.words import text
 
 _WORST = 12  # clients shown among the worst
 _APART = 20.0  # how far budgets of methods must be apart for a logarithmic axis
+_FAR = 50.0  # how far values of a setting must be apart for the same
 
 
 def figures(results: Results, suite: Suite) -> tuple[Figure, ...]:
@@ -584,8 +585,13 @@ class _Sweep:
             f"In the last evaluated round, mean over clients; {band} of partition and run seed. {said}."
             + (" Level lines are rows that do not have this setting." if levels else ""),
             f"{self.metric} against {short}. {said}.",
-            Lines(short, named(self.metric), tuple(lines.values()), levels, dots=True, ticks=self.ticks),
+            Lines(short, named(self.metric), tuple(lines.values()), levels, self._far_apart(lines), True, self.ticks),
         )
+
+    def _far_apart(self, lines: Mapping[str, Line]) -> bool:
+        """Return whether x asks for a logarithmic axis."""
+        found = [x for line in lines.values() for x in line.x]
+        return not self.ticks and min(found) > 0 and max(found) > _FAR * min(found)
 
     def _look(self, label: str, row: Sequence[Member]) -> int:
         """Return the row's look, or one that nobody has for a further line of it."""
