@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedbench.engines.choice import EngineName
     from fedbench.federation import Outcome, Stop
     from fedbench.net import Net
+    from fedbench.newcomers import Newcomers
     from fedbench.partition import Partition, Partitioner
 
 PROTOCOL = 1
@@ -71,6 +72,8 @@ class Cell:
     def study_key(self) -> str:
         """The same of what the choice depends on: not the seed of the run, nor how many trials are taken."""
         recipe = {name: value for name, value in self.recipe.items() if name not in ("seed", "keep")}
+        if "newcomers" in recipe:
+            recipe["newcomers"] = recipe["newcomers"]["clients"]
         return _hash({**recipe, "tuning": {name: v for name, v in recipe["tuning"].items() if name != "trials"}})
 
     @cached_property
@@ -108,6 +111,8 @@ class Cell:
         if self.tuned:
             facts |= {fact_name(place): TUNED for place in recipe["tuning"]["space"]}
             facts |= _flat({name: v for name, v in recipe["tuning"].items() if name != "space"}, "tuning.")
+        if "newcomers" in recipe:
+            facts |= _flat(recipe["newcomers"], "newcomers.")
         if "trial" in recipe:
             facts |= _flat(recipe["trial"])
         return facts
@@ -241,8 +246,17 @@ def run_cell(
         on_round=on_round,
         stop=stop,
         keep=cell.recipe.get("keep", ()),
+        newcomers=_newcomers(cell, partition),
         checkpoint=checkpoint,
     )
+
+
+def _newcomers(cell: Cell, partition: "Partition") -> "Newcomers":
+    from fedbench import newcomers
+
+    if "newcomers" not in cell.recipe:
+        return newcomers.NOBODY
+    return newcomers.choose(**cell.recipe["newcomers"], total=partition.clients, seed=partition.card["seed"])
 
 
 def settle(cell: Cell, values: space.Values) -> Cell:
@@ -261,6 +275,8 @@ def trial(cell: Cell, number: int, values: space.Values) -> Cell:
         "seed": tuning["seed"],
     }
     recipe.pop("keep", None)  # it is of test samples
+    if "newcomers" in recipe:  # these take no part in choosing either
+        recipe["newcomers"] = {**recipe["newcomers"], "epochs": []}
     return replace(cell, recipe=recipe)
 
 
@@ -270,7 +286,7 @@ def kind(cell: Cell) -> str | None:
     That is all but seeds, the method's numbers with a fraction, and the learning rate where it only scales steps.
     """
     recipe = copy.deepcopy(dict(cell.recipe))
-    if len(recipe["models"]) > 1 or cell.tuned:
+    if len(recipe["models"]) > 1 or cell.tuned or "newcomers" in recipe:
         return None
     recipe.pop("trial", None)  # the partition is that of a trial too
     del recipe["seed"], recipe["partition"]["seed"]
@@ -305,6 +321,7 @@ class Checker:
         try:
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
             federation.check(method, nets, training, [len(rows) for rows in partition.train])
+            _newcomers(cell, partition)
         except InputError as error:
             hint = ""
             if len(cell.recipe["models"]) > 1 and not method.mixed_models:
@@ -385,6 +402,8 @@ class _Maker:
                 recipe = {**shared, "partition": {**partition, "seed": partition_seed}, **row, "seed": seed}
                 if self.suite.keep:
                     recipe["keep"] = self.suite.keep
+                if self.suite.newcomers:
+                    recipe["newcomers"] = self.suite.newcomers.model_dump()
                 used = [recipe["dataset"], recipe["method"], *recipe["models"]]
                 specs = {one["name"]: self.specs[one["name"]] for one in used if one["name"] in self.specs}
                 control = recipe["method"]["name"] in self.controls

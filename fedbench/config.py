@@ -14,6 +14,7 @@
     metric: test/accuracy                  # of the report's table
     further_metrics: [test/accuracy/head]  # in a table beside it
     reference: published.csv               # published numbers to show beside them, see `fedbench.reference`
+    newcomers: {clients: 4, epochs: 5}     # take no part, and are fine-tuned when training is over
     keep: [embeddings, confusion]          # at the end: embeddings of test samples; what they are taken for
     confusion_of: worst                    # the client whose confusion the report shows, or its number
     figure: {x: k, y: test/accuracy}       # of the report: metrics (or a list of them) against a fact that varies
@@ -177,6 +178,47 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, int) else value
+
+
+def _check_counts(value: list[int]) -> list[int]:
+    if not value or min(value) < 1:
+        raise ValueError(f"{value} should be a whole number from 1 on, or several")
+    _refuse_twins(value, "has")
+    return sorted(value)
+
+
+def _check_newcomers(value: int | list[int]) -> int | list[int]:
+    if isinstance(value, int):
+        if value < 1:
+            raise ValueError(f"{value} should be 1 or more")
+        return value
+    if not value or min(value) < 0:
+        raise ValueError(f"{value} should be how many, or numbers of clients from 0 on")
+    _refuse_twins(value, "has")
+    return sorted(value)
+
+
+Counts = Annotated[
+    list[int], BeforeValidator(_several, json_schema_input_type=int | list[int]), AfterValidator(_check_counts)
+]
+
+
+@final
+class Newcomers(BaseModel):
+    """Clients that take no part in training, and come when it is over.
+
+    - `clients`: how many, drawn under the partition's seed; or their numbers.
+    - `epochs`: after how many epochs of fine-tuning they are evaluated; several numbers are several fine-tunings.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    clients: Annotated[int | list[int], AfterValidator(_check_newcomers)]
+    epochs: Counts = [5]
+
+
 @final
 class Axes(BaseModel):
     """What a figure of the report shows: metrics `y`, a figure each, against `x`, a fact of the cells."""
@@ -200,6 +242,7 @@ class Suite(_Part):
     reference: str = ""
     figure: Axes | None = None
     keep: list[Literal["embeddings", "confusion"]] = []
+    newcomers: Newcomers | None = None
     confusion_of: Literal["worst"] | Annotated[int, Field(ge=0)] = "worst"
     experiments: list[Experiment] = []
 
@@ -334,6 +377,8 @@ def _keys_at(path: tuple[str, ...]) -> Sequence[str]:
     """Return the keys that a suite may have at a place where unknown ones are refused."""
     if path[-1:] == ("tune",):
         return tuple(Tune.model_fields)
+    if path[-1:] == ("newcomers",):
+        return tuple(Newcomers.model_fields)
     return tuple(Experiment.model_fields if path else Suite.model_fields)
 
 

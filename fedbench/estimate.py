@@ -147,7 +147,8 @@ def _work(cell: Cell, nets: Sequence[Net], partition: Partition, setting: Settin
 def _measure(cell: Cell, arrays: Arrays, partition: Partition, setting: Setting) -> _Pace:
     """Run the cell for three short rounds: the first warms up, the second only trains, the third is also evaluated."""
     training = {**cell.recipe["training"], "rounds": 3, "evaluate_every": 3, "participation": 1.0}
-    short = replace(cell, recipe={**cell.recipe, "training": training})
+    recipe = {name: value for name, value in cell.recipe.items() if name != "newcomers"}
+    short = replace(cell, recipe={**recipe, "training": training})
     clients = max(_CLIENTS, len(cell.recipe["models"])) if setting.device == "cpu" else partition.clients
     few = replace(
         partition,

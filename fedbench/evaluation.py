@@ -97,7 +97,7 @@ def summaries(method: Method, examples: Sequence[Examples]) -> Mapping[str, NDAr
     if filled is None:
         return {}
     empty = {name: values[:0] for name, values in filled.items()}
-    return {name: np.array(v) for name, v in method.summaries([client or empty for client in examples]).items()}
+    return {name: np.array(v, float) for name, v in method.summaries([client or empty for client in examples]).items()}
 
 
 def _mean(values: NDArray[Any] | None) -> float:

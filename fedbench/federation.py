@@ -22,6 +22,7 @@ from fedbench.errors import InputError
 from fedbench.kept import Kind, Last, silhouettes
 from fedbench.method import Message, Method, Rows, parameters, put, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
+from fedbench.newcomers import NOBODY, Newcomers, joined, welcome
 from fedbench.partition import Partition
 from fedbench.samples import ClientArrays, Samples
 from fedbench.settings import Training
@@ -46,6 +47,8 @@ class Outcome:
     - `seconds`: "total", "training" and "evaluation" of the whole run.
     - `initial`: (clients,) float64 each, the "test/" and "validation/" metrics before round 1.
     - `kept`: what was asked to be kept beside, see `fedbench.kept`.
+    - `newcomers`: what became of clients that took no part, see `fedbench.newcomers.joined`; empty if all did.  In
+      `metrics` such clients are NaN, in `traffic` and `work` zero.
 
     A diverged outcome says where in `message` and keeps the rounds measured before; so does one that was stopped.
     """
@@ -59,6 +62,7 @@ class Outcome:
     seconds: dict[str, float]
     initial: FloatTable = field(default_factory=dict)
     kept: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    newcomers: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Setup:
     - `probe`: looks at parameters during training, see `engines.Probe`; also called with ("evaluated", client, params)
       for the model that is evaluated.
     - `watch_merge`: looks at the uploads of a round, stacked over its participants, and at the server's new state.
+    - `newcomers`: clients that take no part in the rounds and come after them.
     """
 
     method: Method
@@ -121,6 +126,7 @@ class Setup:
     participants: Sequence[Sequence[int]] | None = None
     probe: Probe = _no_probe
     watch_merge: Callable[[Message, Message], None] = _no_watch
+    newcomers: Newcomers = NOBODY
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -145,18 +151,20 @@ def run(
     on_round: Callable[[int, int], None] | None = None,
     stop: Stop | None = None,
     keep: Sequence[Kind] = (),
+    newcomers: Newcomers = NOBODY,
     checkpoint: Checkpoint | None = None,
 ) -> Outcome:
     """Train a method on a partition of a data set.
 
     Several models make mixed architectures: clients get them in contiguous blocks of nearly equal size.  `on_round` is
     called with (rounds done, rounds in all).  `keep` says what the outcome keeps beside its numbers (see
-    `fedbench.kept`): embeddings come with their silhouettes, in the last round.  With a `checkpoint` it goes on from
-    there, if it can, and ends the same.
+    `fedbench.kept`): embeddings come with their silhouettes, in the last round.  `newcomers` come after that.  With a
+    `checkpoint` it goes on from there, if it can, and ends the same.
     Raises `InputError` if method, models and data do not fit together.
     """
     data = samples.from_arrays(arrays, partition, getattr(torch, training.dtype), torch.device(device))
     setup = make_setup(method, models, data, training, seed, engine, threads)
+    setup = replace(setup, newcomers=newcomers)
     if not keep:
         return play(setup, on_round, stop, checkpoint)
     last = Last(method, {client: group.net for group in setup.groups for client in group.clients}, data)
@@ -366,6 +374,7 @@ def play(
         total = spent + time.perf_counter() - began
         return replace(_outcome(setup, records, status, message, total), initial=initial)
 
+    later = state
     try:
         for later, record in rounds(setup, state):
             records.append(record)
@@ -380,7 +389,22 @@ def play(
                 checkpoint.save(_progress(later, outcome()))
     except Diverged as divergence:
         status, message = "diverged", f"round {len(records) + 1}: {divergence}"
-    return outcome()
+    newcomers = _welcome(setup, later) if status == "completed" and setup.newcomers.clients else {}
+    return replace(outcome(), newcomers=newcomers)
+
+
+def _welcome(setup: Setup, state: State) -> dict[str, NDArray[Any]]:
+    """Return what the newcomers come to after the last round."""
+    wire = Wire(setup.data.clients, setup.buffers)
+    tables = []
+    for group, kept in zip(setup.groups, state.kept, strict=True):
+        rows = [row for row, client in enumerate(group.clients) if client in setup.newcomers.clients]
+        if rows:
+            clients = [group.clients[row] for row in rows]
+            about = (setup.method, group.net, setup.data, setup.training, setup.seed, state.round_number + 1)
+            job = Job(*about, clients, rows, kept, {}, _no_probe)
+            tables.append((clients, welcome(job, state.server, setup.engine, setup.newcomers.epochs, wire)))
+    return joined(tables, setup.newcomers, wire.take())
 
 
 def _begun(setup: Setup) -> tuple[State, list[Record], FloatTable, float]:
@@ -502,13 +526,13 @@ def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Para
 
 
 def participants(setup: Setup, round_number: int) -> list[int]:
-    """Return the clients of a round, ascending; clients without training samples never take part."""
+    """Return the clients of a round, ascending; newcomers, and clients without training samples, never take part."""
     if setup.participants is not None:
         chosen = sorted(setup.participants[round_number - 1])
     else:
-        count = max(1, round(setup.training.participation * setup.data.clients))
-        order = keys.permutation(keys.derive(setup.seed, "participants", round_number), setup.data.clients)
-        chosen = sorted(order[:count].tolist())
+        count = max(1, round(setup.training.participation * (setup.data.clients - len(setup.newcomers.clients))))
+        order = keys.permutation(keys.derive(setup.seed, "participants", round_number), setup.data.clients).tolist()
+        chosen = sorted([client for client in order if client not in setup.newcomers.clients][:count])
     return [client for client in chosen if len(setup.data.train[client])]
 
 
@@ -594,12 +618,17 @@ def _record(
 def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     """Return the metrics (clients,) of the models from which the clients would train next.
 
-    What that takes to download is counted apart.  All clients are evaluated, also those that did not take part.
+    What that takes to download is counted apart.  All clients are evaluated, also those that did not take part, but
+    newcomers.
     """
     splits = {"test": setup.data.test, "validation": setup.data.validation}
     examples: dict[str, list[evaluation.Examples]] = {name: [] for name in splits}
     for group, kept in zip(setup.groups, state.kept, strict=True):
         for place, client in enumerate(group.clients):
+            if client in setup.newcomers.clients:
+                for found in examples.values():
+                    found.append({})
+                continue
             sent = stack([setup.method.send(state.server, client)])
             down = tree_map(lambda tensor: tensor[0], wire.carry("evaluation", [client], sent))
             mine = {name: tensor[place] for name, tensor in kept.items()}
@@ -607,7 +636,7 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             setup.probe("evaluated", client, params)
             for name, split in splits.items():
                 examples[name].append(_examine(setup, group.net, params, down, client, split))
-    return {
+    metrics = {
         f"{split}/{name}": values
         for split, clients in examples.items()
         for name, values in {
@@ -615,13 +644,17 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             **evaluation.summaries(setup.method, clients),
         }.items()
     }
+    for values in metrics.values():
+        values[list(setup.newcomers.clients)] = np.nan
+    return metrics
 
 
 def _check_evaluated(setup: Setup, metrics: FloatTable) -> None:
     """Raise `Diverged` for a loss that is not finite.  Before round 1 nothing has diverged yet, so nobody asks then."""
     for name, held in (("test", setup.data.test), ("validation", setup.data.validation)):
         loss = metrics.get(f"{name}/loss", np.zeros(0))
-        bad = [client for client, value in enumerate(loss) if len(held[client]) and not np.isfinite(value)]
+        there = [client for client in range(len(loss)) if client not in setup.newcomers.clients and len(held[client])]
+        bad = [client for client in there if not np.isfinite(loss[client])]
         if bad:
             raise Diverged(f"the {name} loss is not finite for client {bad[0]}")
 

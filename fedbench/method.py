@@ -122,6 +122,13 @@ class Method(ABC):
     def send(self, server: Message, client: int | Tensor) -> Message:
         """Return what the server sends to one client at the start of a round."""
 
+    def offers(self, server: Message, client: int) -> Sequence[Message]:
+        """Return what a client may download that comes after the last round; by default what `send` gives.
+
+        Of several it keeps the one under which its model has the lowest loss on its training samples.
+        """
+        return [self.send(server, client)]
+
     @abstractmethod
     def merge(self, net: Net, server: Message, uploads: Message, clients: Tensor, sizes: Tensor) -> Message:
         """Return the server's state after a round.

@@ -40,6 +40,7 @@ class Numbers:
     - `sizes`: split -> (clients,) int64, samples.
     - `seconds`: of the whole run: "total", "training", "evaluation".
     - `kept`: what was kept beside (see `fedbench.kept`), of which a results file has the confusion.
+    - `newcomers`: see `fedbench.newcomers.joined`.
     """
 
     rounds: int
@@ -51,6 +52,7 @@ class Numbers:
     sizes: Mapping[str, NDArray[np.int64]]
     seconds: Mapping[str, float]
     kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    newcomers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def numbers(outcome: "Outcome") -> Numbers:
@@ -67,6 +69,7 @@ def numbers(outcome: "Outcome") -> Numbers:
         sizes=outcome.sizes,
         seconds=outcome.seconds,
         kept=outcome.kept,
+        newcomers=outcome.newcomers,
     )
 
 
@@ -119,6 +122,8 @@ class Results:
             found = {}
             if result.numbers is not None:
                 found = asdict(summarise(result.numbers, metric)) | asdict(costs(result.numbers))
+                stages = arrivals(result.numbers, metric).stages
+                found |= {f"newcomers_{epochs}": mean for epochs, (mean, _) in stages.items()}
             about = {"key": result.cell.key, "label": result.cell.label, "status": result.status}
             rows.append({**about, **facts, "message": result.message, **found})
         return pd.DataFrame(rows)
@@ -167,7 +172,8 @@ class Summary:
     - `pooled`: mean over samples: clients weighted by their samples in the metric's split.
     - `worst`: of the client that is worst off; `worst_decile`: mean of the tenth of the clients that is.
     - `gini`, `jain`: how unequal and how equal the clients are (see `fedbench.stats`).
-    - `left_out`: clients (of `clients`) without a value, such as those without test samples; in none of the above.
+    - `left_out`: clients (of `clients`, newcomers apart) without a value, such as those without test samples; in none
+      of the above.
     """
 
     round: int
@@ -199,9 +205,40 @@ class Costs:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """What became of an outcome's newcomers; empty and NaN if it has none.
+
+    - `stages`: epochs of fine-tuning, from 0 -> mean and deviation (ddof 0) of a metric over newcomers that have one.
+    - `down_scalars`: what one downloads; `steps`: what one takes in the longest fine-tuning; means over newcomers.
+    """
+
+    stages: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    down_scalars: float = math.nan
+    steps: float = math.nan
+
+
+def arrivals(numbers: Numbers, metric: str) -> Arrivals:
+    """Return what became of the newcomers."""
+    found = numbers.newcomers
+    if not found:
+        return Arrivals()
+    epochs = found["epochs"].tolist()
+    table = found.get(metric, np.full((len(epochs), len(found["clients"])), math.nan))
+    return Arrivals(
+        {count: _spread(row[~np.isnan(row)]) for count, row in zip(epochs, table, strict=True)},
+        float(found["down/scalars"].mean()),
+        float(found["work/steps"][-1].mean()),
+    )
+
+
+def _spread(values: NDArray[np.float64]) -> tuple[float, float]:
+    return (float(values.mean()), float(values.std())) if len(values) else (math.nan, math.nan)
+
+
 def summarise(numbers: Numbers, metric: str) -> Summary:
     """Return a metric's numbers over clients; all NaN if the method does not have it."""
-    clients = len(numbers.sizes["train"])
+    clients = len(numbers.sizes["train"]) - len(numbers.newcomers.get("clients", ()))
     if metric not in numbers.last:
         nan = math.nan
         return Summary(0, nan, nan, nan, nan, nan, nan, nan, clients, clients)

@@ -10,6 +10,8 @@
   without a value has no line.
 - Without a client: means, of what the suite asks for; and the sums of traffic ("up/", "down/",
   "evaluation/") and of work ("work/"), where a round without a line has the sums of the round before.
+- "newcomers/<metric>" are of a client that took no part, after so many epochs of fine-tuning (in the place of the
+  round); "newcomers/down/scalars" and so on what it downloaded.
 - "size/<split>" are samples of each client, "time/<name>" seconds, "rounds" counts those that came to their end.
 - `text` is JSON, of the lines without a number: "suite", "reference", "partition/<key>" (its card), "source/<content>"
   (of a data set), "study/<key>" (trials of tuning), "cell": recipe, status, provenance, and "confusion" of a cell that
@@ -105,6 +107,16 @@ def _numbers(numbers: Numbers, wanted: Sequence[str]) -> Iterator[_Line]:
     for name, sums in numbers.totals.items():
         changed = np.flatnonzero(np.diff(sums, prepend=math.nan) != 0)
         yield from ((name, i + 1, "", _value(sums[i]), "") for i in changed)
+    yield from _newcomers(numbers.newcomers, wanted)
+
+
+def _newcomers(table: Mapping[str, NDArray[Any]], wanted: Sequence[str]) -> Iterator[_Line]:
+    for name, values in table.items():
+        if name in wanted or name.startswith(("test/", "down/", "work/")):
+            rounds = table["epochs"] if values.ndim == 2 else [""]
+            for number, row in zip(rounds, np.atleast_2d(values), strict=True):
+                there = zip(table["clients"], row, strict=True)
+                yield from ((f"newcomers/{name}", number, client, _value(v), "") for client, v in there if v == v)
 
 
 def _sparse(table: NDArray[np.generic]) -> dict[str, Any]:
@@ -137,6 +149,7 @@ class _Found:
     clients: dict[str, list[tuple[int, int, float]]] = field(default_factory=lambda: defaultdict(list))
     series: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     kept: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    newcomers: dict[str, dict[tuple[str, int], float]] = field(default_factory=lambda: defaultdict(dict))
 
     def take(self, metric: str, number: str, client: str, value: str) -> None:
         kind, _, name = metric.partition("/")
@@ -144,6 +157,8 @@ class _Found:
             self.rounds = int(value)
         elif kind == "time":
             self.seconds[name] = float(value)
+        elif kind == "newcomers":
+            self.newcomers[name][number, int(client)] = float(value)
         elif client:
             self.clients[metric].append((int(number or 0), int(client), float(value)))
         elif number:
@@ -177,7 +192,19 @@ class _Found:
             sizes=sizes,
             seconds=self.seconds,
             kept=self.kept,
+            newcomers=self._newcomers() if self.newcomers else {},
         )
+
+    def _newcomers(self) -> dict[str, NDArray[Any]]:
+        clients = sorted(client for _, client in self.newcomers["down/scalars"])
+        epochs = sorted({int(number) for number, _ in self.newcomers["work/steps"]})
+        table: dict[str, NDArray[Any]] = {"clients": np.array(clients), "epochs": np.array(epochs)}
+        for name, values in self.newcomers.items():
+            if name.startswith("down/"):
+                table[name] = np.array([int(values["", client]) for client in clients])
+            else:
+                table[name] = np.array([[values.get((str(n), c), math.nan) for c in clients] for n in epochs])
+        return table
 
 
 def _placed(values: Iterable[tuple[int, float]], length: int) -> NDArray[np.float64]:

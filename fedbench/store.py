@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Status = Literal["completed", "diverged", "stopped", "error", "missing"]
-_TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept")
+_TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept", "newcomers")
 _OLD = ".old.part"
 
 

@@ -157,7 +157,8 @@ def series(outcome: "Outcome") -> Iterator[tuple[str, int, float]]:
     """Yield (name, round, value) of everything that is logged round by round; round 0 is before training.
 
     Per metric, over the clients measured: its mean, and for accuracies the standard deviation, the worst client and
-    every client; of traffic and work the sum over clients, and the sum over the rounds so far ("/total").
+    every client; of traffic and work the sum over clients, and the sum over the rounds so far ("/total").  Of newcomers
+    the mean, by epochs of fine-tuning.
     """
     for name, table in outcome.metrics.items():
         accuracy = "accuracy" in name
@@ -178,6 +179,11 @@ def series(outcome: "Outcome") -> Iterator[tuple[str, int, float]]:
             for number, (value, total) in enumerate(zip(sums, np.cumsum(sums), strict=True), 1):
                 yield name, number, float(value)
                 yield f"{name}/total", number, float(total)
+    for name, table in outcome.newcomers.items():
+        for epochs, row in zip(outcome.newcomers["epochs"].tolist(), table if table.ndim == 2 else (), strict=False):
+            seen = row[~np.isnan(row)]
+            if len(seen):
+                yield f"newcomers/{name}/mean", epochs, float(seen.mean())
 
 
 def client_table(outcome: "Outcome") -> str:

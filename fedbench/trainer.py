@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from fedbench import keys
-from fedbench.method import Batch, Loss, Message, Method
+from fedbench.method import Batch, Loss, Message, Method, Phase
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 from fedbench.settings import Optimizer, Training
@@ -29,14 +29,14 @@ class Step(NamedTuple):
 
 
 def plan(
-    method: Method, net: Net, data: Samples, training: Training, seed: int, round_number: int, client: int
+    phases: Sequence[Phase], data: Samples, training: Training, seed: int, round_number: int, client: int
 ) -> list[Step]:
     """Return all steps of one client in one round; they depend on nothing but these arguments."""
     samples = data.train[client]
     own = keys.derive(seed, "step", round_number, client)
     steps: list[Step] = []
     epoch = 0
-    for number, phase in enumerate(method.phases(net, training.epochs)):
+    for number, phase in enumerate(phases):
         for _ in range(phase.epochs):
             order = samples
             if training.shuffle:
@@ -212,9 +212,7 @@ class Work:
     seconds: float
 
 
-def mean_losses(
-    method: Method, net: Net, training: Training, steps: Sequence[Step], values: dict[str, Tensor]
-) -> dict[str, float]:
+def mean_losses(phases: Sequence[Phase], steps: Sequence[Step], values: dict[str, Tensor]) -> dict[str, float]:
     """Return the mean over epochs of the mean over batches of every loss, given one value per step (steps,).
 
     Every batch counts equally, a shorter one too.  A method with several phases also gets one "loss/<phase>" each.
@@ -222,7 +220,6 @@ def mean_losses(
     epochs = torch.tensor([step.epoch for step in steps])
     means = {name: _epoch_means(loss.cpu().double(), epochs) for name, loss in values.items()}
     losses = {name: float(mean.mean()) for name, mean in means.items()}
-    phases = method.phases(net, training.epochs)
     if len(phases) > 1:
         phase_of_epoch = torch.tensor([n for n, phase in enumerate(phases) for _ in range(phase.epochs)])
         for number, phase in enumerate(phases):

@@ -1,7 +1,7 @@
 """FeSEM, multi-center federated learning (Xie et al., arXiv 2005.01026)."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -83,6 +83,11 @@ class FeSEM(Method):
         state = parameters(server)
         mine = state["assignment"][client]
         return {name: centre[mine] for name, centre in _centres(state).items()}
+
+    def offers(self, server: Message, client: int) -> Sequence[Message]:
+        """Offer all centres to a client that has joined none."""
+        centres = _centres(parameters(server))
+        return [{name: centre[k] for name, centre in centres.items()} for k in range(self.k)]
 
     def merge(self, net: Net, server: Message, uploads: Message, clients: Tensor, sizes: Tensor) -> Message:
         """Return the server after one E-step and one M-step."""

@@ -112,7 +112,7 @@ def planned(training: Training, sizes: tuple[int, ...] = (7, 10, 3), client: int
     data = federation(sizes)
     net = Net(plain_mlp, data.shape, data.classes)
     key = {"seed": 0, "round_number": 1} | where
-    return plan(Local(), net, data, training, key["seed"], key["round_number"], client)
+    return plan(Local().phases(net, training.epochs), data, training, key["seed"], key["round_number"], client)
 
 
 def federation(sizes: tuple[int, ...]) -> Samples:
@@ -198,7 +198,7 @@ def test_phases_follow_each_other_with_orders_of_their_own() -> None:
     data = federation((8,))
     net = Net(plain_mlp, data.shape, data.classes)
     method = FedRep(head_epochs=2, body_epochs=1)
-    steps = plan(method, net, data, Training(epochs=7, batch_size=4), 0, 1, 0)
+    steps = plan(method.phases(net, 7), data, Training(epochs=7, batch_size=4), 0, 1, 0)
     assert [(step.phase, step.epoch) for step in steps] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2)]
     assert len({tuple(a + b) for a, b in pairwise(lists(steps))}) > 1
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedbench.method import Message, Method
+from fedbench.method import Message, Method, Phase
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 from fedbench.settings import Training
@@ -23,6 +23,7 @@ class Job:
     - `kept`: what all clients with this architecture keep, stacked; `rows`: which row is whose, by place.
     - `down`: what was sent, stacked over `clients`.
     - `probe`: called at the end of every phase, perhaps from several threads.
+    - `repeats`: how many times in a row the phases are gone through.
     """
 
     method: Method
@@ -36,6 +37,12 @@ class Job:
     kept: Params
     down: Message
     probe: Probe
+    repeats: int = 1
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases of training, one after the other."""
+        return [*self.method.phases(self.net, self.training.epochs)] * self.repeats
 
 
 class Part(NamedTuple):

@@ -32,11 +32,11 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Me
     down = tree_map(lambda tensor: tensor[place], job.down)
     params = {name: job.net.laid_out(t) for name, t in begin(job.method, job.net, kept, down).items()}
     bound = job.net.bound(params)
-    steps = plan(job.method, job.net, job.data, job.training, job.seed, job.round_number, client)
+    steps = plan(job.phases, job.data, job.training, job.seed, job.round_number, client)
     masks = step_masks(job.net, [steps], job.training.batch_size)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
-    for number, phase in enumerate(job.method.phases(job.net, job.training.epochs)):
+    for number, phase in enumerate(job.phases):
         updater = Updater(job.training.optimizer, params, [name for name in job.net.parameters if phase.trains(name)])
         epoch = -1
         for taken, step in enumerate(step for step in steps if step.phase == number):
@@ -47,9 +47,7 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Me
         job.probe(f"phase/{phase.name}", client, params)
     with torch.no_grad():
         reply = job.method.reply(job.net, params, kept, down, lambda: whole_set(job.data, client), memory)
-    means = mean_losses(
-        job.method, job.net, job.training, steps, {name: torch.stack(values) for name, values in losses.items()}
-    )
+    means = mean_losses(job.phases, steps, {name: torch.stack(values) for name, values in losses.items()})
     samples = sum(len(step.samples) for step in steps)
     return params, *reply, Work(means, len(steps), samples, time.perf_counter() - began)
 

@@ -88,7 +88,7 @@ class Together(Engine):
 
 def _can_stack(jobs: Sequence[Job]) -> bool:
     """Return whether the jobs have the same phases, and the method takes its numbers as tensors: a trial tells."""
-    phases = {tuple((p.name, p.epochs) for p in job.method.phases(job.net, job.training.epochs)) for job in jobs}
+    phases = {tuple((p.name, p.epochs) for p in job.phases) for job in jobs}
     try:
         trial(jobs)
     except Exception as error:  # vmap, and what it runs, raise all kinds

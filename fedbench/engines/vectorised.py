@@ -137,15 +137,13 @@ class _Chunk:
 
 def _train_chunk(net: Net, rows: list[_Row]) -> dict[int, Part]:
     began = time.perf_counter()
-    plans = [
-        plan(r.job.method, net, r.job.data, r.job.training, r.job.seed, r.job.round_number, r.client) for r in rows
-    ]
+    plans = [plan(r.job.phases, r.job.data, r.job.training, r.job.seed, r.job.round_number, r.client) for r in rows]
     chunk = _stacked(net, rows, plans)
     job = chunk.job
     optimizer = job.training.optimizer if chunk.lr is None else replace(job.training.optimizer, lr=1.0)
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
-    for number, phase in enumerate(job.method.phases(net, job.training.epochs)):
+    for number, phase in enumerate(job.phases):
         updater = Updater(optimizer, chunk.params, [name for name in net.parameters if phase.trains(name)])
         memory = _train_phase(chunk, number, updater, memory, losses)
         for place, row in enumerate(rows):
@@ -155,7 +153,7 @@ def _train_chunk(net: Net, rows: list[_Row]) -> dict[int, Part]:
     seconds = (time.perf_counter() - began) / len(rows)
     work = [
         Work(
-            mean_losses(job.method, net, job.training, steps, {n: t[places, row] for n, t in noted.items()}),
+            mean_losses(job.phases, steps, {n: t[places, row] for n, t in noted.items()}),
             len(steps),
             sum(len(step.samples) for step in steps),
             seconds,

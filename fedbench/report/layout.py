@@ -8,13 +8,18 @@ from functools import cached_property
 from typing import TypeVar
 
 from fedbench.cells import Scalar
-from fedbench.results import Costs, Result, Summary, costs, summarise
+from fedbench.results import Arrivals, Costs, Result, Summary, arrivals, costs, summarise
 from fedbench.words import text
 
 SEEDS = ("partition_seed", "seed")
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+def newcomers_metric(metric: str) -> str:
+    """Return what newcomers are measured by where rows are measured by a metric, which may be one of training."""
+    return metric if metric.startswith(("test/", "validation/")) else "test/accuracy"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class Member:
         numbers = self.result.numbers if self.result.status == "completed" else None
         found = summarise(numbers, metric) if numbers else None
         return found if found and found.round else None
+
+    @cached_property
+    def arrivals(self) -> Arrivals | None:
+        """What became of newcomers, if the cell completed and has some."""
+        numbers = self.result.numbers if self.result.status == "completed" else None
+        return arrivals(numbers, newcomers_metric(self.metric)) if numbers and numbers.newcomers else None
 
     @cached_property
     def costs(self) -> Costs | None:

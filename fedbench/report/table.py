@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedbench.config import Suite
+from fedbench.config import Newcomers, Suite
 from fedbench.metrics import higher_is_better
 from fedbench.reference import Published, Reference
 from fedbench.report import tuning
 from fedbench.report.formatted import chance, mean_and_std, named, number, plain, signed
-from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
+from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, newcomers_metric
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
 from fedbench.report.standing import Standing, over_data_sets, standings
-from fedbench.results import Results
+from fedbench.results import Arrivals, Results
 from fedbench.stats import LEVEL, Against, Ranking, power
+from fedbench.words import counted
 
 FLAG = "†"
 BEST = "●"
@@ -35,6 +36,7 @@ class Entry:
     - `rounds`, `up_scalars`, `steps`, `seconds`: of `Costs`, averaged over the pairs that completed.
     - `done`, `planned`: pairs.  `trouble` says what became of the others.
     - `further`: mean and deviation over clients of each further metric, averaged over the pairs that have one.
+    - `arrivals`: what became of newcomers, averaged over the pairs that completed.
     - `published`: what the suite's reference says about it.
     - `beats_control`: whether it is better than the control, on average over the pairs that both have; None if it is
       the control, or there is no such pair.
@@ -57,6 +59,7 @@ class Entry:
     planned: int
     trouble: str
     further: tuple[tuple[float, float], ...]
+    arrivals: Arrivals
     published: Published | None
     beats_control: bool | None
     standing: Standing
@@ -120,7 +123,7 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
     """Return the comparison of a suite's cells; nothing but the arguments enters."""
     members = [Member(result, suite.metric) for result in results.cells]
     layout = arrange(members)
-    beside = _Beside(suite.further_metrics, reference)
+    beside = _Beside(suite.further_metrics, suite.newcomers, reference)
     blocks = tuple(_block(layout, title, block, beside) for title, block in grouped(members, layout.title).items())
     ranking = over_data_sets(members, layout, higher_is_better(suite.metric))
     rows = row_settings(members, layout)
@@ -154,6 +157,7 @@ class _Beside:
     """What is shown beside the metric and the costs."""
 
     metrics: Sequence[str]
+    newcomers: Newcomers | None
     reference: Reference | None
 
 
@@ -219,6 +223,7 @@ def _entry(members: Sequence[Member], control: Sequence[Member], standing: Stand
         planned=len(members),
         trouble=_troubles(members),
         further=tuple(_mean_and_std(members, metric) for metric in beside.metrics),
+        arrivals=_arrivals(members),
         published=beside.reference.find(members[0].facts, members[0].metric) if beside.reference else None,
         beats_control=None if _is_control(members[0]) else _beats(members, control),
         standing=standing,
@@ -228,6 +233,16 @@ def _entry(members: Sequence[Member], control: Sequence[Member], standing: Stand
 def _mean_and_std(members: Sequence[Member], metric: str) -> tuple[float, float]:
     found = [summary for member in members if (summary := member.summarised(metric))]
     return _mean(summary.mean for summary in found), _mean(summary.std for summary in found)
+
+
+def _arrivals(members: Sequence[Member]) -> Arrivals:
+    found = [member.arrivals for member in members if member.arrivals]
+    stages = found[0].stages if found else {}
+    return Arrivals(
+        {n: (_mean(one.stages[n][0] for one in found), _mean(one.stages[n][1] for one in found)) for n in stages},
+        _mean(one.down_scalars for one in found),
+        _mean(one.steps for one in found),
+    )
 
 
 def _beats(members: Sequence[Member], control: Sequence[Member]) -> bool | None:
@@ -287,6 +302,11 @@ def _tables(block: Block, metric: str, beside: _Beside) -> list[Table]:
         ]
     title = f"{title}: " if title else ""
     tables.append(_listed(block, f"{title}over clients", _FAIRNESS, lambda entry: _fairness(entry, metric)))
+    if beside.newcomers:
+        before = f"{named(newcomers_metric(metric))} before"
+        after = (f"after {counted(number, 'epoch')}" for number in beside.newcomers.epochs)
+        head = (before, *after, "steps", "down ×10³")
+        tables.append(_listed(block, f"{title}newcomers", head, lambda entry: _newcomers(entry, metric)))
     if beside.metrics:
         head = tuple(map(named, beside.metrics))
         tables.append(_listed(block, f"{title}further metrics", head, lambda entry: _further(entry, beside.metrics)))
@@ -353,6 +373,15 @@ def _fairness(entry: Entry, metric: str) -> list[str]:
     if not entry.done:
         return []
     return [number(entry.worst_decile, metric), plain(entry.gini, 4), plain(entry.jain, 4)]
+
+
+def _newcomers(entry: Entry, metric: str) -> list[str]:
+    """Return what became of newcomers; nothing if the entry has none."""
+    found = entry.arrivals
+    if not found.stages:
+        return []
+    stages = [mean_and_std(mean, std, newcomers_metric(metric)) for mean, std in found.stages.values()]
+    return [*stages, plain(found.steps, 0), plain(found.down_scalars / 1000, 2)]
 
 
 _AGAINST = ("against", "pairs", "difference", "interval", "p", "p (Wilcoxon)", "verdict")
@@ -449,6 +478,13 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
             "Both p are two-sided and corrected by Holm's method over the comparisons of a column: with the control "
             "those of all rows; with the best, which the same numbers have chosen, those of all pairs of rows. better, "
             f"worse: the t test's is at most {LEVEL} (the Wilcoxon test's where all pairs differ by the same).",
+        ]
+    if beside.newcomers:
+        reading += [
+            "newcomers: clients that take no part in training and are in no other number. before: with what the method "
+            "lets them download, and new parts where these are personal; after: fine-tuned from there on their own "
+            f"samples, nothing being sent; a ± b over newcomers. {CONTROL} begins from scratch. steps, down: optimiser "
+            "steps in the longest fine-tuning, and scalars downloaded, of one newcomer; no other column has them.",
         ]
     if beside.reference:
         reading += [
