@@ -483,7 +483,7 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
         reading += [
             "newcomers: clients that take no part in training and are in no other number. before: with what the method "
             "lets them download, and new parts where these are personal; after: fine-tuned from there on their own "
-            f"samples, nothing being sent; a ± b over newcomers. {CONTROL} begins from scratch. steps, down: optimiser "
+            "samples, nothing being sent; a ± b over newcomers. The control begins from scratch. steps, down: optimiser "
             "steps in the longest fine-tuning, and scalars downloaded, of one newcomer; no other column has them.",
         ]
     if beside.reference:
