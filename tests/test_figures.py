@@ -238,8 +238,8 @@ def test_a_sweep_over_the_partition_has_a_line_for_each_row_and_further_setting(
 
 @pytest.mark.parametrize(("values", "log"), [((0.1, 1.0, 100.0), True), ((0.0, 0.1, 100.0), False), ((1, 40), False)])
 def test_values_that_are_far_apart_have_a_logarithmic_axis(values: Sequence[float], log: bool) -> None:
-    results = [done(cell("fedavg", alpha=alpha), [0.5] * 2) for alpha in values]
-    assert lines(made(*results, figure={"x": "alpha", "y": "test/accuracy"})["figure-test-accuracy"]).log is log
+    results = [done(cell(f"fedproto (lam={lam})", "fedproto", {"lam": lam}), [0.5] * 2) for lam in values]
+    assert lines(made(*results, figure={"x": "lam", "y": "test/accuracy"})["figure-test-accuracy"]).log is log
 
 
 def test_a_sweep_over_words_has_them_on_its_axis() -> None:

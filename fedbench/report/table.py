@@ -483,8 +483,8 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
         reading += [
             "newcomers: clients that take no part in training and are in no other number. before: with what the method "
             "lets them download, and new parts where these are personal; after: fine-tuned from there on their own "
-            "samples, nothing being sent; a ± b over newcomers. The control begins from scratch. steps, down: optimiser "
-            "steps in the longest fine-tuning, and scalars downloaded, of one newcomer; no other column has them.",
+            "samples, nothing being sent; a ± b over newcomers. The control begins from scratch. steps: of the "
+            "optimiser in the longest fine-tuning; down: scalars downloaded; both of one newcomer, in no other column.",
         ]
     if beside.reference:
         reading += [
