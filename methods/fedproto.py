@@ -153,11 +153,10 @@ class FedProto(Method):
     def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
         """Return the head's logits and the nearness to the global prototypes, the headline first."""
         embedding, logits = net(params, x)
-        nearness = {
-            "own": -nearest(self.distance, embedding, rows(down, "prototypes"), own, self.far),
-            "all": -nearest(self.distance, embedding, rows(down, "prototypes"), torch.ones_like(own), self.far),
-        }
-        named = {"head": logits, "prototype_own": nearness["own"], "prototype_all": nearness["all"]}
+        prototypes = rows(down, "prototypes")
+        to_all = nearest(self.distance, embedding, prototypes, torch.ones_like(own), self.far)
+        to_own = torch.where(own, to_all, math.inf if self.far is None else self.far)
+        named = {"head": logits, "prototype_own": -to_own, "prototype_all": -to_all}
         headline = "head" if self.prediction == "head" else f"prototype_{self.candidates}"
         return {headline: named.pop(headline), **named}
 

@@ -24,10 +24,8 @@ def render(comparison: Comparison) -> str:
 
 def render_tuning(comparison: Comparison) -> str:
     """Return a page on nothing but how values were chosen."""
-    parts = [f"# {_escape(comparison.title)}: tuning"]
-    for table in comparison.tuning:
-        parts += [f"## {_escape(table.title)}", _table(table)]
-    return "\n\n".join([*parts, "## How to read this", _items(tuning.reading(comparison.choices))]) + "\n"
+    reading = tuning.reading(comparison.choices)
+    return page(f"{comparison.title}: tuning", comparison.tuning, {"How to read this": reading})
 
 
 def page(title: str, tables: Iterable[Table], lists: Mapping[str, Sequence[str]]) -> str:

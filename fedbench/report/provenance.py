@@ -8,7 +8,7 @@ from typing import Any
 from fedbench.config import Suite
 from fedbench.report.layout import SEEDS, Layout, Member, fact, grouped, names, values
 from fedbench.results import Result, Results
-from fedbench.words import text
+from fedbench.words import counted, text
 
 OF_ONE_CELL = ("started", "seconds", "partition", "host", "chosen")
 """Words of a cell's provenance that are not listed, since each cell has its own, or nobody else needs to know."""
@@ -111,7 +111,10 @@ def _made(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if records:
         seconds = [record["seconds"] for record in records]
         pairs.append(
-            ("wall time", f"{sum(seconds):,.1f} s for {len(seconds)} cells, at most {max(seconds):,.1f} s for one")
+            (
+                "wall time",
+                f"{sum(seconds):,.1f} s for {counted(len(seconds), 'cell')}, at most {max(seconds):,.1f} s for one",
+            )
         )
         begun = [record["started"][:19] for record in records]
         pairs.append(("started", " to ".join(dict.fromkeys([min(begun), max(begun)]))))
