@@ -140,6 +140,15 @@ def test_a_small_fraction_still_draws_somebody() -> None:
     assert [len(c) for c in took_part(simulate(FedAvg(), plain_mlp, blobs(), rounds=3, participation=0.01))] == [1] * 3
 
 
+@pytest.mark.parametrize("method", [Local(), FedAvg(), FeSEM(), FedProto()], ids=lambda m: type(m).__name__)
+def test_evaluation_covers_all_clients_however_few_take_part(method: Method) -> None:
+    outcome = simulate(method, plain_mlp, blobs(), rounds=4, participation=0.25)
+    assert [len(chosen) for chosen in took_part(outcome)] == [1] * 4
+    some = {name for name, table in outcome.metrics.items() if np.isnan(table).any()}
+    assert {"test/accuracy", "test/loss"} <= outcome.metrics.keys() - some
+    assert {name.partition("/")[0] for name in some} == {"local", "train"}  # whose names say that it is participants
+
+
 def test_participants_can_be_given_and_the_others_stay_as_they_are() -> None:
     given = [[2, 0], [1], [3]]
     seen = watch(Local(), plain_mlp, blobs(), rounds=3, participants=given)
