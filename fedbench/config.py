@@ -580,7 +580,7 @@ def read_value(text: str, where: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _refuse_twin_keys(node, ())
+        _check_node(node, (), {})
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -589,6 +589,8 @@ def read_value(text: str, where: str) -> Any:
         raise InputError(f"{where}{place}: {said}") from None
     except yaml.YAMLError as error:  # characters that no YAML may have
         raise InputError(f"{where}: {options.one_line(error)}") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested too deeply") from None
 
 
 def read_options(items: Sequence[str], example: str) -> dict[str, Any]:
@@ -602,14 +604,23 @@ def read_options(items: Sequence[str], example: str) -> dict[str, Any]:
     return options
 
 
-def _refuse_twin_keys(node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
-    """Raise for a key that comes twice in a mapping, is no text, and for an alias to something around it."""
+_MOST_VALUES = 100_000
+"""That a suite may have, aliases counted as what they stand for: a few lines of them can make billions."""
+
+
+def _check_node(node: yaml.Node, above: tuple[yaml.Node, ...], known: dict[yaml.Node, int]) -> int:
+    """Return how many values a node stands for; `known` has those looked at before.
+
+    Raises for too many, for a key that comes twice in a mapping or is no text, and for an alias to something around it.
+    """
     if node in above:
         raise yaml.constructor.ConstructorError(None, None, "refers to itself", node.start_mark)
+    if node in known:
+        return known[node]
     above = (*above, node)
+    count = 1
     if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            _refuse_twin_keys(child, above)
+        count += sum(_check_node(child, above, known) for child in node.value)
     elif isinstance(node, yaml.MappingNode):
         seen: set[Hashable] = set()
         for key, child in node.value:
@@ -621,4 +632,10 @@ def _refuse_twin_keys(node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
             if text in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key '{text}' comes twice", key.start_mark)
             seen.add(text)
-            _refuse_twin_keys(child, above)
+            count += _check_node(child, above, known)
+    if count > _MOST_VALUES:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"more than {_MOST_VALUES:,} values, aliases counted", node.start_mark
+        )
+    known[node] = count
+    return count

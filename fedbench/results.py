@@ -274,9 +274,12 @@ def costs(numbers: Numbers) -> Costs:
 
 
 def _last(table: NDArray[np.float64]) -> tuple[NDArray[np.float64], int] | None:
-    """Return the last row in which anybody has a value, and its number from 1; None if nobody ever has."""
+    """Return the last row in which anybody has a value, and its number from 1; None if nobody ever has.
+
+    A copy, since of a suite's thousands of tables nobody else keeps the rest.
+    """
     measured = np.flatnonzero(~np.isnan(table).all(axis=1))
-    return (table[measured[-1]], int(measured[-1]) + 1) if len(measured) else None
+    return (table[measured[-1]].copy(), int(measured[-1]) + 1) if len(measured) else None
 
 
 def _means(table: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Checkpoints: a run that was killed inside a cell goes on there and ends as if nothing had happened."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kill_loop
 import numpy as np
 import pytest
 import torch
@@ -314,3 +316,19 @@ def test_kill_9_inside_a_cell(tiny: Tiny) -> None:
     for result in EXECUTORS["inline"](jobs, setting, lambda *_: None):
         assert isinstance(result, Record)
         assert_equal(result.outcome, records[result.cell.key].outcome)
+
+
+def test_killed_at_random_moments(tiny: Tiny) -> None:
+    """A short form of kill_loop.py."""
+    tiny.change(training={"rounds": 40, "batch_size": 4})
+    more = ["--data", str(tiny.data), "--tracking-uri", "none", "--workers", "1", "--checkpoint", "0"]
+    kill_loop.kill(str(tiny.file), tiny.out, 2, 1.0, random.Random(1), more)
+    found = kill_loop.numbers(tiny.out / "tiny")
+    setting = Setting(tiny.data, tiny.file.parent)
+    jobs = [Job(cell, draw_partition(cell, load_arrays(cell, setting))) for cell in tiny.cells()]
+    store = Store(tiny.out / "undisturbed")
+    for result in EXECUTORS["inline"](jobs, setting, lambda *_: None):
+        assert isinstance(result, Record)
+        store.put(result)
+    assert len(found) == 3
+    assert found == kill_loop.numbers(store.root)

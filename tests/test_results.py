@@ -87,6 +87,13 @@ def test_what_was_never_measured_is_no_number() -> None:
         assert math.isnan(found.worst)
 
 
+def test_numbers_keep_no_table_alive() -> None:
+    """A report on thousands of cells holds their numbers, and not all that was measured in every round."""
+    found = numbers(outcome([0.5, 0.7], [0.6, 0.8], test=[1, 2]))
+    arrays = [*found.last.values(), *found.curves.values(), *found.totals.values()]
+    assert all(array.base is None and array.ndim == 1 for array in arrays)
+
+
 def test_costs_are_summed_over_clients() -> None:
     took = spent(outcome([0, 0, 0], [0, 0, 0], test=[1, 1, 1]))
     assert (took.rounds, took.up_scalars, took.down_scalars) == (2, 30.0, 90.0)

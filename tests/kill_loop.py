@@ -1,0 +1,90 @@
+"""Kill a run again and again, start it anew each time, and compare what it comes to with an undisturbed run.
+
+python tests/kill_loop.py SUITE [--kills 20] [--seed 0] [ARGUMENT OF fedbench run ...]
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fedbench import config
+from fedbench.store import Store
+
+_TO_START = 5.0
+"""Seconds that a run needs for nothing; some are killed before they get anywhere, which is a moment like any other."""
+
+
+def main() -> None:
+    """Run the loop; exit with 1 if a number differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("suite")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    given, more = parser.parse_known_args()
+    name = config.load(given.suite).name
+    with TemporaryDirectory() as folder:
+        undisturbed, killed = Path(folder, "undisturbed"), Path(folder, "killed")
+        began = time.monotonic()
+        _end(_start(given.suite, undisturbed, more))
+        took = time.monotonic() - began
+        print(f"undisturbed: {took:.0f} s", flush=True)
+        resumed = kill(given.suite, killed, given.kills, took, random.Random(given.seed), more)
+        wanted, found = numbers(undisturbed / name), numbers(killed / name)
+    differ = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
+    print(f"{len(wanted)} cells, {resumed} of them went on from a checkpoint; {len(differ)} differ {' '.join(differ)}")
+    sys.exit(1 if differ or not wanted else 0)
+
+
+def kill(suite: str, out: Path, kills: int, seconds: float, moments: random.Random, more: list[str]) -> int:
+    """Kill so many runs of what takes `seconds`; return how many cells say that they went on from a checkpoint."""
+    name = config.load(suite).name
+    for number in range(kills):
+        began = time.monotonic()
+        run = _start(suite, out, more)
+        try:
+            run.wait(moments.uniform(0, 2 * (seconds / kills + _TO_START)))
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        store = Store(out / name)
+        under_way = len(list(store.checkpoints.glob("*.pt")))
+        took = time.monotonic() - began
+        print(f"{number + 1}: {took:.1f} s, {len(store.finished())} cells done, {under_way} under way", flush=True)
+    _end(_start(suite, out, more))
+    store = Store(out / name)
+    return sum("resumed" in store.get(key).provenance for key in store.finished())
+
+
+def numbers(root: Path) -> dict[str, dict[str, bytes]]:
+    """Return everything that is stored in a folder but the clock's readings, by cell."""
+    store = Store(root)
+    found = {}
+    for key in store.finished():
+        outcome = store.get(key).outcome
+        found[key] = {"status": f"{outcome.status} {outcome.message}".encode()} | {
+            f"{table}/{name}": array.tobytes()
+            for table in ("metrics", "traffic", "work", "sizes", "initial", "kept")
+            for name, array in getattr(outcome, table).items()
+            if name != "seconds"
+        }
+    return found
+
+
+def _start(suite: str, out: Path, more: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "fedbench", "run", suite, "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    if run.wait():
+        sys.exit(f"a run ended with {run.returncode}")
+
+
+if __name__ == "__main__":
+    main()
