@@ -2,15 +2,19 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import typer
+import yaml
 
 from fedbench import cli, config, testing
 from fedbench.report.table import FLAG
@@ -20,75 +24,160 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """Return the fenced blocks of one language."""
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
+NAMED = re.compile(r"\bas `([\w.]+)`")
 
 
-def block(page: str, language: str, word: str) -> str:
-    """Return the one block with a word in it."""
-    (found,) = (text for text in blocks(ROOT / page, language) if word in text)
+class Block(NamedTuple):
+    """A fenced block, the file that the words above it say it is saved as, and why it is not run, if it is not."""
+
+    language: str
+    text: str
+    name: str
+    reason: str
+
+
+def read(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page."""
+    text, end, found = page.read_text(encoding="utf-8"), 0, []
+    for fence in FENCE.finditer(text):
+        above = text[end : fence.start()].strip().rpartition("\n\n")[2]
+        end = fence.end()
+        name, reason = (pattern.findall(above)[-1:] or [""] for pattern in (NAMED, NOT_RUN))
+        found.append(Block(fence[1], textwrap.dedent(fence[2]), name[0], reason[0]))
     return found
 
 
-def fedbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the texts of the fenced blocks of one language."""
+    return [block.text for block in read(page) if block.language == language]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, suite: str, *more: str) -> int:
-    return fedbench(monkeypatch, "run", suite, "--workers", "1", "--tracking-uri", "none", "--set", "rounds=1", *more)
+class Reader:
+    """Does what a page says, in an empty folder, with the quickstart and all other suites cut short."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
+        self._names: dict[str, Any] = {}
+        suites = folder / "shipped"
+        shutil.copytree(config.SUITES, suites)
+        quick = yaml.safe_load((suites / "quickstart.yaml").read_text(encoding="utf-8"))
+        quick["partition"] |= {"clients": 3, "k": 4, "test_shots": 4}
+        quick["training"] |= {"rounds": 1}
+        quick["methods"] = ["local", "fedavg", "fedproto"]
+        (suites / "quickstart.yaml").write_text(yaml.safe_dump(quick, sort_keys=False))
+        shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
+        (folder / "data").mkdir()
+        monkeypatch.setattr(config, "SUITES", suites)
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("FEDBENCH_DATA", raising=False)
+        monkeypatch.syspath_prepend(folder)
+
+    def do(self, block: Block) -> str:
+        """Save a block that has a name, run one that has none; return what it prints."""
+        if block.name:
+            (self._folder / block.name).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            exec(block.text, self._names)
+        elif block.language == "yaml" and not block.reason and "dataset" in yaml.safe_load(block.text):
+            (self._folder / "suite.yaml").write_text(block.text, encoding="utf-8")
+            self._fedbench(["run", "suite.yaml", "--dry-run"])
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                self._shell(line, run=not block.reason)
+        return self._capsys.readouterr().out
+
+    def _shell(self, line: str, run: bool) -> None:
+        program, *arguments = shlex.split(line)
+        if program == "fedbench" and run:
+            command, _, file = line.partition(" > ")
+            self._fedbench(shlex.split(command)[1:])
+            if file:
+                Path(file).write_text(self._capsys.readouterr().out, encoding="utf-8")
+        elif program == "fedbench" and arguments[0] == "run":
+            self._fedbench([*arguments, "--dry-run"])
+        elif run:
+            assert program == "cp", f"say why this is not run, as in <!-- not run: a download -->: {line}"
+            subprocess.run([program, *arguments], check=True)
+
+    def _fedbench(self, arguments: list[str]) -> None:
+        if arguments[0] == "run" and "--dry-run" not in arguments:
+            arguments = [*arguments, *([] if "rounds=" in str(arguments) else ["--set", "rounds=1"])]
+            for flag, value in (("--workers", "1"), ("--tracking-uri", "none")):
+                arguments += [] if flag in arguments else [flag, value]
+        self._monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, (arguments, *self._capsys.readouterr())
 
 
-def test_the_method_in_the_readme_gets_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = block("README.md", "python", "class Mine")
-    assert len(code.splitlines()) <= 20
-    (tmp_path / "mine.py").write_text(code)
-    (tmp_path / "mine.yaml").write_text(block("README.md", "yaml", "mine.py:Mine"))
-    monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, "mine.yaml") == 0
-    assert re.search(r"^mine +\d", capsys.readouterr().out, re.MULTILINE)
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reader:
+    return Reader(tmp_path, monkeypatch, capsys)
+
+
+def readme(printed: list[str], folder: Path) -> None:
+    """The method gets a row, and what it uploads is counted; the Python door opens."""
     uploads = {}
-    store = Store(tmp_path / "runs" / "mine")
+    store = Store(folder / "runs" / "mine")
     for key in store.finished():
         record = store.get(key)
         uploads[record.cell.label] = int(record.outcome.traffic["up/scalars"].sum())
     assert uploads == {"local": 0, "fedavg": 20 * 21840, "mine": 20 * 510}  # the head: 50 x 10 weights and 10 biases
-
-
-def test_the_python_door_in_the_readme_opens(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(block("README.md", "python", "simulate"), {})
-    accuracies, *uploads = capsys.readouterr().out.split("\n")
+    assert len((folder / "mine.py").read_text(encoding="utf-8").splitlines()) <= 20
+    (door,) = (text for text in printed if text.startswith("["))
+    accuracies, *uploaded = door.split("\n")
     assert len(re.findall(r"0\.\d+|1\.", accuracies)) == 3
-    assert re.findall(r"\d+", " ".join(uploads)) == ["585"] * 20  # 3 clients, 195 weights
+    assert re.findall(r"\d+", " ".join(uploaded)) == ["585"] * 20  # 3 clients, 195 weights
 
 
-def test_your_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "own.yaml").write_text(block("docs/add-a-data-set.md", "yaml", "points.npz"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDBENCH_DATA", raising=False)
-    exec(block("docs/add-a-data-set.md", "python", "points.npz"), {})
-    assert run(monkeypatch, "own.yaml") == 0
+def add_a_method(printed: list[str], folder: Path) -> None:
+    """FedBN runs, and is the one that is tested; the new package is there."""
+    assert any(re.search(r"^fedbn +\d", text, re.MULTILINE) for text in printed)
+    for name in ("fedbn.py", "fedbn.yaml"):
+        assert (folder / name).read_bytes() == (ROOT / "docs" / "examples" / name).read_bytes()
+    assert (folder / "my_method" / "pyproject.toml").is_file()
 
 
-def test_the_data_set_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "data").mkdir()
+def add_a_data_set(printed: list[str], folder: Path) -> None:
+    """Both data sets get a report, with where they are from."""
+    assert (folder / "runs" / "points" / "report.md").is_file()
+    assert "where it is from" in (folder / "runs" / "wine" / "report.md").read_text(encoding="utf-8")
+
+
+def scaling_out(printed: list[str], folder: Path) -> None:
+    """The report shows the cells of both machines, and the others as missing."""
+    text = (folder / "here" / "quickstart" / "report.md").read_text(encoding="utf-8")
+    rows = dict(reversed(re.findall(r"^\| (local|fedavg|fedproto) +\| +(\S+)", text, re.MULTILINE)))  # the first table
+    assert re.fullmatch(r"\d+\.\d+", rows["local"])
+    assert re.fullmatch(r"\d+\.\d+", rows["fedavg"])
+    assert rows["fedproto"] == "missing"
+
+
+CAME_OUT = {
+    ROOT / "README.md": readme,
+    ROOT / "docs" / "add-a-method.md": add_a_method,
+    ROOT / "docs" / "add-a-data-set.md": add_a_data_set,
+    ROOT / "docs" / "scaling-out.md": scaling_out,
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_does_what_it_says(page: Path, reader: Reader, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).normal(size=(80, 3)).round(3)
     lines = ["a,b,c,class", *(f"{a},{b},{c},{number % 3}" for number, (a, b, c) in enumerate(numbers))]
     (tmp_path / "data" / "wine.csv").write_text("\n".join(lines))
-    (tmp_path / "wine.py").write_text(block("docs/add-a-data-set.md", "python", "class Wine"))
-    (tmp_path / "wine.yaml").write_text(block("docs/add-a-data-set.md", "yaml", "wine.py:Wine"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDBENCH_DATA", raising=False)
-    assert run(monkeypatch, "wine.yaml") == 0
-    assert "where it is from" in (tmp_path / "runs" / "wine" / "report.md").read_text(encoding="utf-8")
+    printed = [reader.do(block) for block in read(page)]
+    if page in CAME_OUT:
+        CAME_OUT[page](printed, tmp_path)
+
+
+def test_a_command_that_fails_or_is_no_command_of_ours_would_be_noticed(reader: Reader) -> None:
+    for line in ("fedbench list method", "fedbench run nowhere", "curl https://example.org", "cp nothing somewhere"):
+        with pytest.raises((AssertionError, subprocess.CalledProcessError)):
+            reader.do(Block("sh", line, "", ""))
+    assert reader.do(Block("sh", "curl https://example.org", "", "a download")) == ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -157,12 +246,6 @@ def test_the_table_in_the_readme_is_one_of_the_quickstart() -> None:
 def test_the_checks_in_ci_are_those_of_the_readme() -> None:
     (line,) = (line for text in blocks(ROOT / "README.md", "sh") for line in text.splitlines() if "check.py" in line)
     assert line == (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
-
-
-def test_the_example_in_the_docs_is_the_one_that_is_tested() -> None:
-    page = ROOT / "docs" / "add-a-method.md"
-    for language, name in (("python", "fedbn.py"), ("yaml", "fedbn.yaml")):
-        assert (page.parent / "examples" / name).read_text(encoding="utf-8") in blocks(page, language)
 
 
 def test_every_check_of_a_method_is_explained() -> None:
