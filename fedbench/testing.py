@@ -649,6 +649,11 @@ def _messages(method: Method) -> None:
         for state in _states(replace(setup, engine=listening)):
             for client in range(4):
                 _check_message(method, net, f"the server sends client {client}", method.send(state.server, client))
+            offers = method.offers(state.server, 0)
+            if not offers:
+                raise Broken("offers gives a client that comes after the last round nothing: want one message at least")
+            for offer in offers:
+                _check_message(method, net, "the server offers a newcomer", offer)
         for client, upload in listening.heard:
             _check_message(method, net, f"client {client} sends", upload)
 

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -204,6 +204,14 @@ class IgnoresPrivate(Plain):
 
     def init_server(self, net: Net, initial: Params, clients: int, seed: int) -> Message:
         return initial
+
+
+@dataclass(frozen=True)
+class OffersNothing(Plain):
+    """Leaves a client that comes later without a model."""
+
+    def offers(self, server: Message, client: int) -> Sequence[Message]:
+        return []
 
 
 # --- no pure functions

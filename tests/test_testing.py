@@ -38,6 +38,7 @@ CASES: list[tuple[type[Method], str, str]] = [
     (broken.Packs, "messages", "'body.0.weight' as torch.complex64, where a scalar of the model is torch.float32"),
     (broken.PacksIntegers, "messages", "'body.0.weight' with integers beyond 32 bits"),
     (broken.IgnoresPrivate, "messages", "'body.1.running_mean', which is to stay with each client"),
+    (broken.OffersNothing, "messages", "offers gives a client that comes after the last round nothing"),
     (broken.ChangesParams, "inputs", "^reply changes its argument params in place"),
     (broken.ChangesServer, "inputs", "^merge changes its argument server in place"),
     (broken.DrawsFromTorch, "repeats", "draws from a global generator .* fedbench.keys"),
