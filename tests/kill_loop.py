@@ -16,9 +16,6 @@ from tempfile import TemporaryDirectory
 from fedbench import config
 from fedbench.store import Store
 
-_TO_START = 5.0
-"""Seconds that a run needs for nothing; some are killed before they get anywhere, which is a moment like any other."""
-
 
 def main() -> None:
     """Run the loop; exit with 1 if a number differs."""
@@ -30,8 +27,10 @@ def main() -> None:
     name = config.load(given.suite).name
     with TemporaryDirectory() as folder:
         undisturbed, killed = Path(folder, "undisturbed"), Path(folder, "killed")
+        run = _start(given.suite, undisturbed, more)
+        _until_at_work(run)
         began = time.monotonic()
-        _end(_start(given.suite, undisturbed, more))
+        _end(run)
         took = time.monotonic() - began
         print(f"undisturbed: {took:.0f} s", flush=True)
         resumed = kill(given.suite, killed, given.kills, took, random.Random(given.seed), more)
@@ -43,21 +42,20 @@ def main() -> None:
 
 def kill(suite: str, out: Path, kills: int, seconds: float, moments: random.Random, more: list[str]) -> int:
     """Kill so many runs of what takes `seconds`; return how many cells say that they went on from a checkpoint."""
-    name = config.load(suite).name
+    store = Store(out / config.load(suite).name)
     for number in range(kills):
-        began = time.monotonic()
         run = _start(suite, out, more)
+        if moments.random() < 0.8:  # the others are killed while they begin
+            _until_at_work(run)
+        moment = moments.uniform(0, 2 * seconds / kills)
         try:
-            run.wait(moments.uniform(0, 2 * (seconds / kills + _TO_START)))
+            run.wait(moment)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
-        store = Store(out / name)
+        run.communicate()
         under_way = len(list(store.checkpoints.glob("*.pt")))
-        took = time.monotonic() - began
-        print(f"{number + 1}: {took:.1f} s, {len(store.finished())} cells done, {under_way} under way", flush=True)
+        print(f"{number + 1}: {moment:.1f} s, {len(store.finished())} cells done, {under_way} under way", flush=True)
     _end(_start(suite, out, more))
-    store = Store(out / name)
     return sum("resumed" in store.get(key).provenance for key in store.finished())
 
 
@@ -76,14 +74,21 @@ def numbers(root: Path) -> dict[str, dict[str, bytes]]:
     return found
 
 
-def _start(suite: str, out: Path, more: list[str]) -> subprocess.Popen[bytes]:
+def _start(suite: str, out: Path, more: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-P", "-m", "fedbench", "run", suite, "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def _end(run: subprocess.Popen[bytes]) -> None:
-    if run.wait():
-        sys.exit(f"a run ended with {run.returncode}")
+def _until_at_work(run: subprocess.Popen[str]) -> None:
+    assert run.stdout is not None
+    while (line := run.stdout.readline()) and " to run" not in line:
+        pass
+
+
+def _end(run: subprocess.Popen[str]) -> None:
+    out, _ = run.communicate()
+    if run.returncode:
+        sys.exit(f"a run ended with {run.returncode}: {out}")
 
 
 if __name__ == "__main__":
