@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedbench import plugins
     from fedbench.cells import Cell
     from fedbench.config import Suite
-    from fedbench.executors import Executor, Job, Setting
+    from fedbench.executors import Cluster, Executor, Job, Setting
     from fedbench.partition import Partition
     from fedbench.progress import Progress
     from fedbench.reference import Reference
@@ -69,6 +69,15 @@ _Engine = Annotated[
     EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
 ]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
+_Executor = Annotated[
+    Literal["auto", "ray"], typer.Option(help="Where cells run: on this machine, or as tasks on a Ray cluster.")
+]
+_RayAddress = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; else one is started on this machine.")
+]
+_RayGpus = Annotated[
+    float | None, typer.Option(min=0, help="GPUs of each cell on Ray, such as 0.25; else one with --device cuda.")
+]
 _Together = Annotated[
     int,
     typer.Option(
@@ -135,6 +144,9 @@ def run(
     threads: _Threads = 1,
     together: _Together = 1,
     checkpoint: _Checkpoint = 30.0,
+    executor: _Executor = "auto",
+    ray_address: _RayAddress = "",
+    ray_gpus: _RayGpus = None,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = None,
@@ -144,7 +156,7 @@ def run(
     """Run a suite's cells, as far as they are not done, and report."""
     from fedbench import executors
 
-    executors.check_device(device)
+    cluster = _cluster(executor, ray_address, ray_gpus, device, together)
     if together > 1 and workers > 1:
         raise InputError(f"--workers {workers}: cells that are computed together want --workers 1")
     plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
@@ -156,7 +168,7 @@ def run(
         print(f"{len(todo)} of {counted(len(plan.titles), 'cell')} would run{_and_trials(plan)}")
         return
     with _locked(plan.store):
-        setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads)
+        setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads, cluster)
         setting = replace(setting, together=together, checkpoint=checkpoint)
         errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
     if any(plan.store.has(cell) for cell in plan.cells):
@@ -190,20 +202,23 @@ def tune(
     threads: _Threads = 1,
     together: _Together = 1,
     checkpoint: _Checkpoint = 30.0,
+    executor: _Executor = "auto",
+    ray_address: _RayAddress = "",
+    ray_gpus: _RayGpus = None,
     out: _Out = _RUNS,
     data: _Data = None,
     tracking_uri: _TrackingUri = None,
 ) -> None:
     """Choose the hyperparameters of a suite's rows on validation samples, as far as that is not done."""
-    from fedbench import config, executors
+    from fedbench import config
 
     plan = _plan(suite, only, sets, seeds, out, data, adapt=partial(config.tuned, trials=trials))
     cells = [cell for cell in plan.cells if cell.tuned]
     if not cells:
         raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
-    executors.check_device(device)
+    cluster = _cluster(executor, ray_address, ray_gpus, device, together)
     with _locked(plan.store):
-        setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads)
+        setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads, cluster)
         setting = replace(setting, together=together, checkpoint=checkpoint)
         with _kept(plan):
             tracker = _tune(plan, cells, setting, _tracker(plan, tracking_uri, out), storage)
@@ -482,15 +497,41 @@ def _chosen(plan: _Plan, policy: Policy) -> "list[Cell]":
     return [cell for cell in _unique(plan.cells) if wanted is None or plan.store.status(cell) in wanted]
 
 
-def _setting(plan: _Plan, many: int, device: str, engine: "EngineName", workers: int, threads: int) -> "Setting":
+def _setting(
+    plan: _Plan,
+    many: int,
+    device: str,
+    engine: "EngineName",
+    workers: int,
+    threads: int,
+    cluster: "Cluster | None",
+) -> "Setting":
     """Return how cells will run, of which there are so many; by default as many at a time as cores allow."""
     from fedbench import executors
 
     most = max(1, executors.usable_cores() // threads) if device == "cpu" else 1
-    at_once = min(workers or most, max(many, 1))
-    return executors.Setting(
-        plan.data, plan.suite.base, device, at_once, threads, engine, checkpoints=plan.store.checkpoints
-    )
+    if not cluster:  # which knows by itself how many cells it has room for
+        workers = min(workers or most, max(many, 1))
+    setting = executors.Setting(plan.data, plan.suite.base, device, workers, threads, engine)
+    return replace(setting, checkpoints=plan.store.checkpoints, cluster=cluster)
+
+
+def _cluster(executor: str, address: str, gpus: float | None, device: str, together: int) -> "Cluster | None":
+    """Return the Ray cluster to run on, if any; InputError if options or device do not fit."""
+    from fedbench import executors
+
+    if executor != "ray":
+        if address or gpus is not None:
+            raise InputError(f"{'--ray-address' if address else '--ray-gpus'}: is of --executor ray")
+        executors.check_device(device)
+        return None
+    if together > 1:
+        raise InputError(f"--together {together}: is of one machine, not of --executor ray")
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"--device {device}: want cpu or cuda, since Ray chooses which GPU")
+    if gpus is not None and not (0 <= gpus <= 1 or gpus % 1 == 0):
+        raise InputError(f"--ray-gpus {gpus}: want a part of one GPU, or a whole number of them")
+    return executors.Cluster(address, gpus)
 
 
 def _at_once(plan: _Plan, cells: "Sequence[Cell]") -> int:
@@ -518,6 +559,10 @@ def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | No
 def _execute(setting: "Setting") -> "Executor":
     from fedbench import executors
 
+    if setting.cluster:
+        from fedbench.cluster import on_ray
+
+        return on_ray
     if setting.together > 1:
         return executors.EXECUTORS["together"]
     return executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]

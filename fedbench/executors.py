@@ -62,6 +62,17 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster: its address, or "" for one that is started on this machine; and how much of a GPU a cell takes.
+
+    `gpus` None stands for one where the device is a GPU.
+    """
+
+    address: str = ""
+    gpus: float | None = None
+
+
+@dataclass(frozen=True)
 class Setting:
     """What all jobs share.
 
@@ -69,6 +80,7 @@ class Setting:
     - `threads`: per cell; `executor`: the name of the one that runs them, which it says itself.
     - `checkpoints`: the folder in which whoever computes a cell saves its progress, if anybody is to; `checkpoint`: how
       often, in seconds.
+    - `cluster`: where cells run if not on this machine; with it, `workers` 0 stands for as many as it has room for.
     """
 
     data: Path
@@ -81,6 +93,7 @@ class Setting:
     executor: str = "inline"
     checkpoints: Path | None = None
     checkpoint: float = 30.0
+    cluster: Cluster | None = None
 
 
 OnRound = Callable[[Cell, int, int], None]
@@ -120,7 +133,7 @@ def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judg
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     try:
         while waiting:
-            yield _attempt(waiting.popleft(), setting, on_round, judge)
+            yield attempt(waiting.popleft(), setting, on_round, judge)
     finally:
         torch.set_num_threads(before)
 
@@ -150,12 +163,11 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
             load_arrays(first.cell, setting)  # before the threads, which share it
             chosen = Chosen(torch.device(setting.device), setting.threads, measured=setting.engine == "auto")
 
-            def attempt(engine: "Engine", job: Job) -> Record | CellError:
-                return _attempt(
-                    job, replace(setting, engine=engine, executor="together", checkpoints=None), on_round, judge
-                )
+            def with_engine(engine: "Engine", job: Job) -> Record | CellError:
+                alone = replace(setting, engine=engine, executor="together", checkpoints=None)
+                return attempt(job, alone, on_round, judge)
 
-            yield from play_together([partial(attempt, job=job) for job in batch], chosen)
+            yield from play_together([partial(with_engine, job=job) for job in batch], chosen)
     finally:
         torch.set_num_threads(before)
 
@@ -239,11 +251,21 @@ _ARRAYS: "dict[str, Arrays]" = {}
 
 def load_arrays(cell: Cell, setting: Setting) -> "Arrays":
     """Return the cell's data set, decoded once for the cells that share it and follow each other."""
-    key = json.dumps([cell.recipe["dataset"], str(setting.data)])
+    key = data_key(cell, setting)
     if key not in _ARRAYS:
-        _ARRAYS.clear()  # a worker holds one data set at a time
-        _ARRAYS[key] = data.load(cells.source(cell, setting.base), setting.data)
+        hold_arrays(cell, setting, data.load(cells.source(cell, setting.base), setting.data))
     return _ARRAYS[key]
+
+
+def hold_arrays(cell: Cell, setting: Setting, arrays: "Arrays") -> None:
+    """Let the cell's data set be the one that this process holds."""
+    _ARRAYS.clear()
+    _ARRAYS[data_key(cell, setting)] = arrays
+
+
+def data_key(cell: Cell, setting: Setting) -> str:
+    """Return what tells one data set from another."""
+    return json.dumps([cell.recipe["dataset"], str(setting.data)])
 
 
 @final
@@ -309,7 +331,7 @@ def _work(pipe: "Connection[Any, Any]", said: "Connection[Any, Any]", setting: S
     with suppress(EOFError, BrokenPipeError):  # the driver is done with us, or dead
         while True:
             job = pipe.recv()
-            pipe.send(_attempt(job, setting, lambda _, done, total: pipe.send((done, total)), ask))
+            pipe.send(attempt(job, setting, lambda _, done, total: pipe.send((done, total)), ask))
 
 
 @dataclass(frozen=True)
@@ -320,7 +342,8 @@ class _Question:
     value: float
 
 
-def _attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
+def attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
+    """Run a job here and now; an exception inside the cell is its result."""
     import torch
 
     from fedbench.engines import choice

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,3 +108,33 @@ def fedbench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return (int(ended.value.code or 0), *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def mlflow_server(tiny: Tiny) -> Iterator[str]:
+    """A tracking server on this machine, with its database and artifacts in the folder `server` of the suite's runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tiny.out / "server"
+    folder.mkdir(parents=True)
+    server = subprocess.Popen(
+        f"{sys.executable} -m mlflow server --port {port} --workers 1 --backend-store-uri sqlite:///{folder}/m.db "
+        f"--artifacts-destination {folder}/artifacts".split(),
+        env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield uri
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(20)

@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = {"torch", "torchvision", "mlflow", "optuna", "pandas", "matplotlib", "scipy", "sklearn", "jinja2"}
+HEAVY = {"torch", "torchvision", "mlflow", "optuna", "pandas", "matplotlib", "scipy", "sklearn", "jinja2", "ray"}
 PLUGINS = ("methods", "datasets")
 
 

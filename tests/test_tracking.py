@@ -2,14 +2,7 @@
 
 import csv
 import json
-import os
-import signal
-import socket
 import sqlite3
-import subprocess
-import sys
-import time
-import urllib.request
 from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
@@ -238,35 +231,11 @@ def test_eight_processes_begin_one_database_together(tiny: Tiny, capfd: pytest.C
         assert database.execute("pragma integrity_check").fetchone() == ("ok",)
 
 
-def test_a_server_takes_what_a_file_does(tiny: Tiny) -> None:
+def test_a_server_takes_what_a_file_does(tiny: Tiny, mlflow_server: str) -> None:
     store, cells = stored(tiny)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tiny.out / "server"
-    folder.mkdir()
-    server = subprocess.Popen(
-        f"{sys.executable} -m mlflow server --port {port} --workers 1 --backend-store-uri sqlite:///{folder}/m.db "
-        f"--artifacts-destination {folder}/artifacts".split(),
-        env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.2)
-        tracker = Tracker(store, "tiny", uri)
-        for cell in cells[:2]:
-            tracker.log(cell, cell.label)
-        assert [tracker.lacks(cell) for cell in cells] == [False, False, True]
-        assert sorted(run.info.run_name for run in runs(uri)) == ["fedavg", "local", "tiny"]
-        assert len(list(folder.glob("artifacts/**/clients.csv"))) == 2
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(20)
+    tracker = Tracker(store, "tiny", mlflow_server)
+    for cell in cells[:2]:
+        tracker.log(cell, cell.label)
+    assert [tracker.lacks(cell) for cell in cells] == [False, False, True]
+    assert sorted(run.info.run_name for run in runs(mlflow_server)) == ["fedavg", "local", "tiny"]
+    assert len(list(tiny.out.glob("server/artifacts/**/clients.csv"))) == 2
