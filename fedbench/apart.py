@@ -80,19 +80,22 @@ def play(method: Method, problem: Problem) -> Iterator[list[Client]]:
 
 
 @final
-class _Server:
-    """The functions of a method that run at the server."""
+class ServerHalf:
+    """The functions of a method that run at the server; of the samples it needs to know only how many there are."""
 
     def __init__(self, setup: Setup) -> None:
+        """Begin before round 1."""
         self._setup, self._method, self._net = setup, setup.method, setup.groups[0].net
         first = setup.initial(0)
         seed = keys.derive(setup.seed, "server")
         self._state = self._method.init_server(self._net, first, setup.data.clients, seed)
 
     def send(self, client: int) -> bytes:
+        """Return the packed message to one client."""
         return pack(self._method.send(self._state, client))
 
     def merge(self, packed: Mapping[int, bytes]) -> None:
+        """Take the packed uploads of a round, by client, ascending."""
         uploads = stack([unpack(data) for data in packed.values()])
         data = self._setup.data
         sizes = torch.tensor([len(data.train[client]) for client in packed], dtype=data.x.dtype)
@@ -101,15 +104,17 @@ class _Server:
 
 
 @final
-class _Client:
-    """The functions of a method that run at one client."""
+class ClientHalf:
+    """The functions of a method that run at one client, which needs no samples but its own."""
 
     def __init__(self, setup: Setup, client: int) -> None:
+        """Begin before round 1."""
         self._setup, self._client = setup, client
         self._net = next(group.net for group in setup.groups if client in group.clients)
         self._kept = setup.method.init_client(self._net, setup.initial(client))
 
     def train(self, number: int, packed: bytes) -> tuple[bytes, dict[str, float]]:
+        """Train in a round on what was sent; return the packed upload, and "train/" losses."""
         setup = self._setup
         kept, down = (
             {n: t[None] for n, t in self._kept.items()},
@@ -122,6 +127,7 @@ class _Client:
         return pack(tree_map(lambda tensor: tensor[0], part.uploads)), losses
 
     def evaluate(self, packed: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
+        """Return the model from which the client would train next, given what was sent, and its "test/" metrics."""
         setup, down = self._setup, unpack(packed)
         params = setup.method.start(self._net, self._kept, down)
         own, test = setup.data.own[self._client], setup.data.test[self._client]
@@ -211,10 +217,10 @@ def _context() -> BaseContext:
 
 def _work(pipe: "Connection[Any, Any]", where: _Where, problem: Problem, client: int | None) -> None:
     torch.set_num_threads(1)
-    party: _Server | _Client | Failed
+    party: ServerHalf | ClientHalf | Failed
     try:
         setup = problem(where.method())
-        party = _Server(setup) if client is None else _Client(setup, client)
+        party = ServerHalf(setup) if client is None else ClientHalf(setup, client)
     except Exception as error:
         party = Failed(one_line(error))
     with suppress(EOFError, OSError):  # the other side is done
@@ -223,7 +229,7 @@ def _work(pipe: "Connection[Any, Any]", where: _Where, problem: Problem, client:
             pipe.send(party if isinstance(party, Failed) else _answer(party, function, arguments))
 
 
-def _answer(party: "_Server | _Client", function: str, arguments: list[Any]) -> Any:
+def _answer(party: "ServerHalf | ClientHalf", function: str, arguments: list[Any]) -> Any:
     try:
         return getattr(party, function)(*arguments)
     except Exception as error:

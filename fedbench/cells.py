@@ -4,7 +4,9 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
     from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
-    from fedbench.federation import Outcome, Stop
-    from fedbench.net import Net
+    from fedbench.federation import Outcome, Setup, Stop
+    from fedbench.method import Method
+    from fedbench.net import ModelFactory, Net
     from fedbench.newcomers import Newcomers
     from fedbench.partition import Partition, Partitioner
+    from fedbench.samples import Samples
 
 PROTOCOL = 1
 """Raised when the same recipe gives other numbers than before, so that old results are not taken for new ones."""
@@ -230,9 +234,7 @@ def run_cell(
 
     if "trial" in cell.recipe:
         arrays = replace(arrays, x_test=arrays.x_test[:0], y_test=arrays.y_test[:0], client_test=None)
-    method = _build("methods", cell, cell.recipe["method"], base)
-    models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
-    training = options.make(Training, cell.recipe["training"], "training")
+    method, models, training = _parts(cell, base)
     return federation.run(
         method,
         models,
@@ -257,6 +259,50 @@ def _newcomers(cell: Cell, partition: "Partition") -> "Newcomers":
     if "newcomers" not in cell.recipe:
         return newcomers.NOBODY
     return newcomers.choose(**cell.recipe["newcomers"], total=partition.clients, seed=partition.card["seed"])
+
+
+def setup(cell: Cell, data: "Samples", base: Path | None = None) -> "Setup":
+    """Return a cell's federation before its first round; `data` may be what one party has of the samples."""
+    from fedbench import federation
+
+    method, models, training = _parts(cell, base)
+    return federation.make_setup(method, models, data, training, cell.recipe["seed"])
+
+
+def _parts(cell: Cell, base: Path | None) -> "tuple[Method, list[ModelFactory], Training]":
+    """Return a cell's method, models and training."""
+    method = _build("methods", cell, cell.recipe["method"], base)
+    models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
+    return method, models, options.make(Training, cell.recipe["training"], "training")
+
+
+def copy_files(cells: Iterable[Cell], base: Path, folder: Path) -> None:
+    """Copy the files that cells name relative to `base` into a folder, where they are found from `moved(base, folder)`.
+
+    That is what their methods and models are in, and what those read.  Other paths mean the same on every machine.
+    """
+    moved(base, folder).mkdir(parents=True)
+    (moved(base, folder) / ".keep").touch()  # Ray leaves out empty folders
+    for file in {file for cell in cells for file in _files(cell, base)}:
+        target = moved(Path(os.path.normpath(base / file)), folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(base / file, target)
+
+
+def moved(path: Path, folder: Path) -> Path:
+    """Return where a path of the machine on which files were copied is in a folder with the copies."""
+    return folder / "files" / path.absolute().relative_to(path.absolute().anchor)
+
+
+def _files(cell: Cell, base: Path) -> Iterator[Path]:
+    used: list[tuple[plugins.Kind, Mapping[str, Any]]] = [("methods", cell.recipe["method"])]
+    used += [("models", model) for model in cell.recipe["models"]]
+    for kind, recipe in used:
+        spec, given = cell.specs.get(recipe["name"], recipe["name"]), recipe["options"]
+        found, _ = plugins.located(kind, spec, given, base)
+        names = [given[name] for name, value in found.items() if value != given[name]]
+        names += [spec.rpartition(":")[0]] if ".py:" in spec else []
+        yield from (Path(name) for name in names if not Path(name).expanduser().is_absolute())
 
 
 def settle(cell: Cell, values: space.Values) -> Cell:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedbench import data_commands, interrupts, partition_commands, plugin_commands
+from fedbench import data_commands, deploy_commands, interrupts, partition_commands, plugin_commands
 from fedbench.errors import InputError
 from fedbench.interrupts import Interrupted
 from fedbench.words import counted
@@ -368,6 +368,21 @@ def repair(suite: _SuiteName, out: _Out = _RUNS) -> None:
                 for marker in out.glob("*/version"):
                     Store(marker.parent).forget_tracked(local_uri(out))
     print(f"{len(found)} moved aside" + (", the next run makes them anew" if found else ": everything can be read"))
+
+
+@app.command()
+def deploy(
+    suite: _SuiteName,
+    only: _Only = None,
+    sets: _Sets = [],  # noqa: B006 (typer reads it)
+    seeds: _Seeds = None,
+    to: Annotated[Path | None, typer.Option(help="Folder of the parties; else one beside the suite's cells.")] = None,
+    out: _Out = _RUNS,
+    data: _Data = None,
+) -> None:
+    """Run one cell with its server and each client as a process (Flower), and hold it against the simulation."""
+    plan = _plan(suite, only, sets, seeds, out, data)
+    deploy_commands.run(plan.cells, plan.suite.base, plan.data, to, plan.store.root)
 
 
 @app.command()

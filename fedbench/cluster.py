@@ -7,7 +7,6 @@ comes back.  Ray is imported when cells run on it.
 import asyncio
 import itertools
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbench import __version__, executors, memory, plugins
+from fedbench import __version__, cells, executors, memory
 from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.executors import Cluster, Job, Judge, OnRound, Results, Setting, mild
@@ -32,7 +31,6 @@ ATTEMPTS = 3
 """How often a cell is started whose worker or node is lost."""
 
 _PATIENCE = 10.0  # seconds without news, after which the driver looks whether any node is left
-_FILES = "files"
 
 
 def on_ray(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
@@ -240,7 +238,9 @@ def _work(version: str, number: int, job: Job, arrays: "Arrays", setting: Settin
     torch.set_num_threads(setting.threads)
     executors.hold_arrays(job.cell, setting, arrays)
     seen = setting.checkpoints and setting.checkpoints.parent.is_dir()  # the driver's folder, if nodes share files
-    setting = replace(setting, base=_moved(setting.base), checkpoints=setting.checkpoints if seen else None)
+    setting = replace(
+        setting, base=cells.moved(setting.base, Path.cwd()), checkpoints=setting.checkpoints if seen else None
+    )
 
     def tell(_: Cell, done: int, total: int) -> None:
         ray.get(desk.tell.remote(_Message(number, done, total)))  # so that it comes before the result
@@ -269,7 +269,7 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[Any]:
     terminate = signal.getsignal(signal.SIGTERM)
     _check_address(cluster.address)
     with tempfile.TemporaryDirectory(prefix="fedbench-") as folder:
-        _copy_files(jobs, setting.base, Path(folder))
+        cells.copy_files((job.cell for job in jobs), setting.base, Path(folder))
         try:
             ray.init(
                 cluster.address or "local",
@@ -299,36 +299,3 @@ def _check_address(address: str) -> None:
             socket.create_connection((host, int(port)), _PATIENCE).close()
     except (OSError, OverflowError) as error:
         raise InputError(f"--ray-address {address}: nothing answers there ({error})") from error
-
-
-def _copy_files(jobs: Sequence[Job], base: Path, folder: Path) -> None:
-    """Copy the files that cells name relative to `base` into a folder, in which they stand as on this machine."""
-    moved = _mirror(base, folder)
-    moved.mkdir(parents=True)
-    (moved / ".keep").touch()  # Ray leaves out empty folders
-    for cell in {job.cell.key: job.cell for job in jobs}.values():
-        for file in set(_named(cell, base)):
-            target = _mirror(Path(os.path.normpath(base / file)), folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(base / file, target)
-
-
-def _named(cell: Cell, base: Path) -> Iterator[Path]:
-    """Yield the files that a cell's method and models are in or read, where they are given relative to `base`."""
-    recipes: list[tuple[plugins.Kind, Any]] = [("methods", cell.recipe["method"])]
-    recipes += [("models", one) for one in cell.recipe["models"]]
-    for kind, used in recipes:
-        spec, given = cell.specs.get(used["name"], used["name"]), used["options"]
-        found, _ = plugins.located(kind, spec, given, base)
-        names = [given[name] for name, value in found.items() if value != given[name]]
-        names += [spec.rpartition(":")[0]] if spec.rpartition(":")[0].endswith(".py") else []
-        yield from (Path(name) for name in names if not Path(name).expanduser().is_absolute())
-
-
-def _mirror(path: Path, folder: Path) -> Path:
-    return folder / _FILES / path.absolute().relative_to(path.absolute().anchor)
-
-
-def _moved(base: Path) -> Path:
-    """Return where the suite's folder is for a worker."""
-    return _mirror(base, Path.cwd())

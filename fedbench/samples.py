@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench import keys
-from fedbench.data import Arrays
+from fedbench.data import Arrays, read_npz
 from fedbench.errors import InputError
 from fedbench.partition import Partition
 
@@ -207,6 +208,53 @@ def _pooled(
     for number, index in enumerate(train):
         own[number, y[index]] = True
     return Samples(x, y, classes, train, validation, test, own, augment, torch.zeros(1) if fill is None else fill)
+
+
+def part(data: Samples, client: int | None) -> Samples:
+    """Return what one client sees: its own samples; or what the server (None) does: how many each client trains on."""
+    nothing = [index[:0] for index in data.train]
+    if client is None:
+        counts = [torch.zeros_like(index) for index in data.train]
+        return replace(
+            data, x=data.x[:0], y=data.y[:0], train=counts, validation=nothing, test=nothing, own=data.own & False
+        )
+    rows = torch.unique(torch.cat([data.train[client], data.validation[client], data.test[client]]))
+
+    def held(split: list[Tensor]) -> list[Tensor]:
+        return [
+            torch.searchsorted(rows, index if number == client else index[:0]) for number, index in enumerate(split)
+        ]
+
+    own = torch.zeros_like(data.own)
+    own[client] = data.own[client]
+    train, validation, test = held(data.train), held(data.validation), held(data.test)
+    return replace(data, x=data.x[rows], y=data.y[rows], own=own, train=train, validation=validation, test=test)
+
+
+def save(data: Samples, file: Path) -> None:
+    """Write samples as an .npz file of plain arrays."""
+    held: dict[str, NDArray[Any]] = {name: getattr(data, name).cpu().numpy() for name in ("x", "y", "own", "fill")}
+    for name in _SPLITS:
+        split: list[Tensor] = getattr(data, name)
+        held[f"{name}_index"] = torch.cat(split).cpu().numpy()
+        held[f"{name}_sizes"] = np.array([len(index) for index in split])
+    held |= {"classes": np.array(data.classes), "augment": np.array(data.augment)}
+    np.savez(file, allow_pickle=False, **held)
+
+
+def load(file: Path) -> Samples:
+    """Read what `save` wrote; raises `InputError` if the file is damaged."""
+    held = read_npz(file)
+
+    def split(name: str) -> list[Tensor]:
+        return list(torch.split(torch.from_numpy(held[f"{name}_index"]), held[f"{name}_sizes"].tolist()))
+
+    x, y, own, fill = (torch.from_numpy(held[name]) for name in ("x", "y", "own", "fill"))
+    train, validation, test = map(split, _SPLITS)
+    return Samples(x, y, int(held["classes"]), train, validation, test, own, str(held["augment"]), fill)
+
+
+_SPLITS = ("train", "validation", "test")
 
 
 def _union(indices: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
