@@ -1,7 +1,7 @@
 """What a suite asks of its report, checked before anything runs: facts of its cells, and metrics that they measure."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 from fedbench.cells import Cell
 from fedbench.config import Suite
@@ -22,13 +22,21 @@ def check_facts(suite: Suite, cells: Iterable[Cell]) -> None:
         raise InputError(f"{suite.file}: figure.x: {unknown('fact', suite.figure.x, short)}")
 
 
-def check_client(suite: Suite, clients: int) -> None:
-    """Raise InputError if the suite wants the confusion of a client that is not there, or that no cell keeps."""
+def check_client(suite: Suite, tested: Sequence[int], newcomers: Collection[int]) -> None:
+    """Raise InputError if the suite wants the confusion of a client that has none, or that no cell keeps.
+
+    `tested` has the number of test samples of every client.
+    """
     wanted = suite.confusion_of
     if "confusion_of" in suite.model_fields_set and "confusion" not in suite.keep:
         raise InputError(f"{suite.file}: confusion_of: {wanted} needs cells that keep it: keep: [confusion]")
-    if wanted != "worst" and wanted >= clients:
-        raise InputError(f"{suite.file}: confusion_of: {wanted}; want a client from 0 to {clients - 1}, or worst")
+    if wanted == "worst":
+        return
+    if wanted >= len(tested):
+        raise InputError(f"{suite.file}: confusion_of: {wanted}; want a client from 0 to {len(tested) - 1}, or worst")
+    why = "is a newcomer" if wanted in newcomers else "has no test samples" if not tested[wanted] else ""
+    if why:
+        raise InputError(f"{suite.file}: confusion_of: client {wanted} {why}; want another one, or worst")
 
 
 def check_metrics(suite: Suite, measured: Iterable[Set[str]]) -> None:

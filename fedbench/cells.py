@@ -227,8 +227,8 @@ def run_cell(
     """Train and evaluate one cell; `on_round` is called with the rounds done and the rounds there are.
 
     A trial has no test samples, also not among its arrays; `stop` may end it early.  A `checkpoint` is what it goes on
-    from, and where it saves its progress.  InputError if a plugin's file is
-    no longer what the recipe says, or model, data and method do not fit.
+    from, and where it saves its progress.  InputError if a plugin's file is no longer what the recipe says, or model,
+    data and method do not fit.
     """
     from fedbench import federation
 
@@ -248,12 +248,13 @@ def run_cell(
         on_round=on_round,
         stop=stop,
         keep=cell.recipe.get("keep", ()),
-        newcomers=_newcomers(cell, partition),
+        newcomers=newcomers_of(cell, partition),
         checkpoint=checkpoint,
     )
 
 
-def _newcomers(cell: Cell, partition: "Partition") -> "Newcomers":
+def newcomers_of(cell: Cell, partition: "Partition") -> "Newcomers":
+    """Return a cell's newcomers; InputError if there are no such clients."""
     from fedbench import newcomers
 
     if "newcomers" not in cell.recipe:
@@ -367,7 +368,7 @@ class Checker:
         try:
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
             federation.check(method, nets, training, [len(rows) for rows in partition.train])
-            _newcomers(cell, partition)
+            newcomers_of(cell, partition)
         except InputError as error:
             hint = ""
             if len(cell.recipe["models"]) > 1 and not method.mixed_models:

@@ -731,7 +731,7 @@ def _studies(plan: _Plan) -> "list[Study]":
 def _check_asked(plan: _Plan) -> None:
     """Raise InputError if the suite asks for a metric or a client that its cells do not have, chosen or not."""
     from fedbench import asked, tune
-    from fedbench.cells import Checker
+    from fedbench.cells import Checker, newcomers_of
     from fedbench.executors import Setting, load_arrays
 
     setting = Setting(plan.data, plan.suite.base)
@@ -739,7 +739,8 @@ def _check_asked(plan: _Plan) -> None:
 
     def measured(cell: "Cell") -> set[str]:
         partition = _partition(plan, cell, setting, store=False)
-        asked.check_client(plan.suite, partition.clients)
+        if "trial" not in cell.recipe:  # which has no test samples at all
+            asked.check_client(plan.suite, list(map(len, partition.test)), newcomers_of(cell, partition).clients)
         return checker.metrics(cell, load_arrays(cell, setting), partition)
 
     def perhaps_measured(cell: "Cell") -> set[str]:

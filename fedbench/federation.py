@@ -644,7 +644,7 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
             **evaluation.summaries(setup.method, clients),
         }.items()
     }
-    for values in metrics.values():
+    for values in metrics.values():  # a summary may have a value for clients without an example
         values[list(setup.newcomers.clients)] = np.nan
     return metrics
 

@@ -54,23 +54,22 @@ class Last:
 
         Clients with models of different widths keep none.
 
-        - "confusion" (clients, classes, classes) int32: how many of a client's own test samples of each class (rows)
-          its last model takes for each class (columns), by the method's headline accuracy.
+        - "confusion" (clients, classes, classes + 1) int32: how many of a client's own test samples of each class
+          (rows) its last model takes for each class, and, last, for none (columns), by the method's headline accuracy.
         """
         kept = self._embeddings() if "embeddings" in kinds else {}
         return {**kept, "confusion": self._confusion()} if "confusion" in kinds else kept
 
     def _confusion(self) -> NDArray[np.int32]:
         data = self._data
-        table = np.zeros((data.clients, data.classes, data.classes), np.int32)
+        table = np.zeros((data.clients, data.classes, data.classes + 1), np.int32)
         for client, params in self._params.items():
             net, index = self._nets[client], data.test[client]
             wire = Wire(data.clients, frozenset(net.buffers))
             sent = wire.carry("evaluation", [client], stack([self._method.send(self._server, client)]))
             down = tree_map(lambda tensor: tensor[0], sent)
             given = evaluation.answers(self._method, net, params, down, data, index, data.own[client])
-            some = given >= 0
-            np.add.at(table[client], (data.y[index].cpu().numpy()[some], given[some]), 1)
+            np.add.at(table[client], (data.y[index].cpu().numpy(), given), 1)  # -1, no class, is the last column
         return table
 
     def _embeddings(self) -> dict[str, NDArray[np.generic]]:

@@ -1,8 +1,10 @@
 """What cells keep of test samples: embeddings, their silhouettes, confusion, and the figures in the report."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from conftest import Tiny
+from conftest import Run, Tiny
 
 from fedbench import asked, config, results, results_csv
 from fedbench.cells import draw_partition, expand, fingerprints, run_cell, source
@@ -105,7 +107,7 @@ def test_a_cell_keeps_what_its_test_samples_are_taken_for(tiny: Tiny) -> None:
     )
     table = record.outcome.kept["confusion"]
     y = np.load(tiny.data / "blobs.npz")["y_test"]
-    assert table.shape == (4, 3, 3)
+    assert table.shape == (4, 3, 4)
     for client, rows in enumerate(partition.test):
         assert table[client].sum(axis=1).tolist() == np.bincount(y[rows], minlength=3).tolist()
         right = record.outcome.metrics["test/accuracy"][-1][client]
@@ -168,10 +170,41 @@ def test_the_report_has_the_confusion_of_a_client(tiny: Tiny, of: str | int) -> 
 def test_a_client_that_is_not_there_is_refused(tiny: Tiny) -> None:
     tiny.change(keep=["confusion"], confusion_of=4)
     with pytest.raises(InputError, match=r"tiny\.yaml: confusion_of: 4; want a client from 0 to 3, or worst"):
-        asked.check_client(config.load(tiny.file), 4)
+        asked.check_client(config.load(tiny.file), [5, 5, 5, 5], ())
     tiny.change(keep=[], confusion_of=3)
     with pytest.raises(InputError, match=r"confusion_of: 3 needs cells that keep it: keep: \[confusion\]"):
-        asked.check_client(config.load(tiny.file), 4)
+        asked.check_client(config.load(tiny.file), [5, 5, 5, 5], ())
+
+
+def test_a_client_that_has_no_confusion_is_refused(tiny: Tiny, fedbench: Run) -> None:
+    tiny.change(keep=["confusion"], confusion_of=2)
+    with pytest.raises(InputError, match=r"confusion_of: client 2 has no test samples; want another one, or worst"):
+        asked.check_client(config.load(tiny.file), [5, 5, 0, 5], ())
+    tiny.change(newcomers={"clients": [2], "epochs": [1]})
+    code, _, err = fedbench("run", "tiny.yaml", "--dry-run")
+    assert (code, "confusion_of: client 2 is a newcomer; want another one, or worst\n" in err) == (2, True)
+
+
+def test_a_client_without_test_samples_has_no_figure_of_confusion(tiny: Tiny) -> None:
+    found, suite, outcome = stored(tiny, keep=["confusion"], confusion_of=2)
+    assert "confusion" in [figure.name for figure in figures.figures(found, suite)]
+    outcome.kept["confusion"][2] = 0
+    empty = replace(found.cells[0], numbers=results.numbers(outcome))
+    shown = figures.figures(replace(found, cells=(empty,)), suite)
+    assert "confusion" not in [figure.name for figure in shown]
+
+
+def test_a_sample_without_an_answer_counts_as_wrong(tiny: Tiny) -> None:
+    found, suite, outcome = stored(tiny, keep=["confusion"], confusion_of=2)
+    counts = outcome.kept["confusion"][2]
+    counts[:] = 0
+    counts[1, 1], counts[1, -1] = 3, 1
+    measured = replace(found.cells[0], numbers=results.numbers(outcome))
+    figure = next(f for f in figures.figures(replace(found, cells=(measured,)), suite) if f.name == "confusion")
+    assert isinstance(figure.plot, Heat)
+    assert figure.plot.columns == ("1", "none")
+    assert figure.plot.values == ((75.0, 25.0),)
+    assert "fedproto 75 %" in figure.alt
 
 
 def test_a_name_of_something_else_cannot_be_kept(tiny: Tiny) -> None:

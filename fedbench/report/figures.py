@@ -369,9 +369,9 @@ class _Setting:
         asked = self.suite.confusion_of
         client = int(self.worst[0]) if asked == "worst" else asked
         counts = {label: table for label, row in self.first.items() if (table := _confused(row, client)) is not None}
-        if not counts:
-            return None
         total = np.sum(list(counts.values()), axis=0)
+        if not np.any(total):  # also of a client without test samples under this partition
+            return None
         held, given = np.flatnonzero(total.any(axis=1)), np.flatnonzero(total.any(axis=0))
         right = {label: table.trace() / max(1, table.sum()) for label, table in counts.items()}
         return self._figure(
@@ -384,7 +384,7 @@ class _Setting:
             Heat(
                 "taken for class",
                 "",
-                tuple(map(str, given)),
+                tuple(str(answer) if answer < len(total) else "none" for answer in given),
                 tuple(f"{self._name(label)}: {true}" for label in counts for true in held),
                 tuple(
                     _floats(np.where(table[true, given], 100 * table[true, given] / max(1, table[true].sum()), np.nan))
@@ -466,7 +466,7 @@ def _last(member: Member, metric: str) -> NDArray[np.float64]:
 
 
 def _confused(row: Sequence[Member], client: int) -> NDArray[np.int64] | None:
-    """Return a client's test samples by class (rows) and answer (columns), of all pairs that kept them."""
+    """Return a client's test samples by class (rows) and answer (columns, none last), of all pairs that kept them."""
     tables = [numbers.kept["confusion"] for m in row if (numbers := m.result.numbers) and "confusion" in numbers.kept]
     return np.sum([table[client] for table in tables], axis=0, dtype=np.int64) if tables else None
 
