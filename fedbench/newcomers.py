@@ -47,8 +47,8 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
 
     Each downloads what the method offers, starts from what it keeps, which is what it began with, and is evaluated;
     then, from the same start, it is fine-tuned for each number of `epochs`, and evaluated.  An epoch is what the method
-    does in a round with one local epoch, nothing being sent.  Metrics are (1 + len(epochs), clients), beside
-    "work/steps" and "work/samples", zero in the first row.
+    does in a round with one local epoch, nothing being sent.  Metrics are (1 + len(epochs), clients), NaN where
+    fine-tuning diverged, beside "work/steps" and "work/samples", zero in the first row.
     """
     job = replace(job, training=replace(job.training, epochs=1))
     job = replace(job, down=stack([_download(job, server, place, wire) for place in range(len(job.clients))]))
@@ -60,7 +60,7 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
             for row, place in enumerate(part.places):
                 trained[place] = {name: tensor[row].clone() for name, tensor in part.params.items()}
                 work["work/steps"][place], work["work/samples"][place] = part.work[row].steps, part.work[row].samples
-        rows.append({**_evaluated(job, trained), **work})
+        rows.append({**_finite(_evaluated(job, trained)), **work})
     nothing = np.full(len(job.clients), np.nan)
     names = dict.fromkeys(name for row in rows for name in row)
     missing = {name: np.zeros(len(job.clients)) if name.startswith("work/") else nothing for name in names}
@@ -79,7 +79,7 @@ def _download(job: Job, server: Message, place: int, wire: Wire) -> Message:
         params, index = _start(job, stack([down]), place, 0), job.data.train[client]
         found = evaluation.examine(job.method, job.net, params, down, job.data, index, job.data.own[client])
         losses.append(float(found["loss"].mean()))
-    return received[int(np.nanargmin([*losses, np.inf]))] if np.isfinite(losses).any() else received[0]
+    return received[int(np.nanargmin(losses))] if np.isfinite(losses).any() else received[0]
 
 
 def _start(job: Job, down: Message, place: int, row: int | None = None) -> Params:
@@ -106,6 +106,12 @@ def _evaluated(job: Job, params: Mapping[int, Any]) -> Table:
         ]
         table |= {f"{split}/{name}": values for name, values in evaluation.client_metrics(examples).items()}
     return table
+
+
+def _finite(table: Table) -> Table:
+    """Return metrics (clients,) without those of clients whose loss on the same samples is not finite."""
+    lost = {split: ~np.isfinite(table[f"{split}/loss"]) for split in ("test", "validation") if f"{split}/loss" in table}
+    return {name: np.where(lost[name.partition("/")[0]], np.nan, values) for name, values in table.items()}
 
 
 def joined(tables: Sequence[tuple[Sequence[int], Table]], chosen: Newcomers, traffic: Mapping[str, Any]) -> Table:

@@ -211,16 +211,23 @@ class Arrivals:
 
     - `stages`: epochs of fine-tuning, from 0 -> mean and deviation (ddof 0) of a metric over newcomers that have one.
     - `down_scalars`: what one downloads; `steps`: what one takes in the longest fine-tuning; means over newcomers.
+    - `diverged`: newcomers whose fine-tuning did, for the first number of epochs or a later one.
     """
 
     stages: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     down_scalars: float = math.nan
     steps: float = math.nan
+    diverged: int = 0
+
+
+def newcomers_metric(metric: str) -> str:
+    """Return what newcomers are measured by where rows are measured by a metric, which may be one of training."""
+    return metric if metric.startswith(("test/", "validation/")) else "test/accuracy"
 
 
 def arrivals(numbers: Numbers, metric: str) -> Arrivals:
-    """Return what became of the newcomers."""
-    found = numbers.newcomers
+    """Return what became of the newcomers where rows are measured by a metric."""
+    found, metric = numbers.newcomers, newcomers_metric(metric)
     if not found:
         return Arrivals()
     epochs = found["epochs"].tolist()
@@ -229,6 +236,7 @@ def arrivals(numbers: Numbers, metric: str) -> Arrivals:
         {count: _spread(row[~np.isnan(row)]) for count, row in zip(epochs, table, strict=True)},
         float(found["down/scalars"].mean()),
         float(found["work/steps"][-1].mean()),
+        int((~np.isnan(table[0]) & np.isnan(table).any(axis=0)).sum()),
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedbench import cells, cli, results_csv
 from fedbench.checkpoint import Checkpoint
+from fedbench.config import load
 from fedbench.engines import Engine
 from fedbench.engines.loop import Loop
 from fedbench.engines.vectorised import Vectorised
@@ -31,7 +32,8 @@ from fedbench.methods.fesem import FeSEM
 from fedbench.methods.local import Local
 from fedbench.models.mlp import Mlp
 from fedbench.newcomers import Newcomers, choose
-from fedbench.results import arrivals, numbers
+from fedbench.report import compare
+from fedbench.results import Result, Results, arrivals, numbers
 from fedbench.samples import ClientArrays, Samples, from_clients
 from fedbench.settings import Optimizer, Training
 from fedbench.store import Store
@@ -39,6 +41,7 @@ from fedbench.tracking import series
 
 METHODS = [Local(), FedAvg(), FedProx(), FedPer(), FedRep(), FeSEM(), FedProto()]
 SIZES = (7, 12, 5, 9, 6, 11)
+GROWING = Optimizer(lr=100.0, weight_decay=1.0)  # weights a hundred times as large after every step
 LATE = Newcomers((4, 5), (1, 3))
 
 
@@ -187,6 +190,24 @@ def test_a_newcomer_without_test_samples_is_left_out_of_means() -> None:
     assert np.isnan(table).tolist() == [[False, True]] * 3
     stages = arrivals(numbers(outcome), "test/accuracy").stages
     assert [stages[count][0] for count in (0, 1, 3)] == table[:, 0].tolist()
+
+
+def test_a_newcomer_whose_fine_tuning_diverges_has_no_value_and_a_note(tiny: Tiny) -> None:
+    clients = blobs(SIZES)
+    setup = federation(FedAvg(), clients, Newcomers((4, 5), (1, 100)), rounds=1, optimizer=GROWING)
+    outcome = play(setup)
+    assert outcome.status == "completed"
+    table = outcome.newcomers["test/accuracy"]
+    assert np.isnan(table).any()
+    assert not np.isnan(table[0]).any()
+    np.testing.assert_array_equal(np.isnan(table), np.isnan(outcome.newcomers["test/loss"]))
+    found = arrivals(numbers(outcome), "test/accuracy")
+    assert found.diverged == np.isnan(table).any(axis=0).sum()
+    tiny.change(newcomers={"clients": [4, 5], "epochs": [1, 100]}, methods={"fedavg": {}})
+    made = {"device": "cpu", "seconds": 1.0, "started": "2026-01-01T00:00:00.000000+00:00"}
+    result = Result(tiny.cells()[0], "completed", numbers=numbers(outcome), provenance=made)
+    notes = " ".join(compare(Results((result,)), load(tiny.file)).notes)
+    assert f"the fine-tuning of {found.diverged} newcomer" in notes
 
 
 def test_participation_is_a_share_of_those_who_take_part() -> None:

@@ -17,11 +17,6 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def newcomers_metric(metric: str) -> str:
-    """Return what newcomers are measured by where rows are measured by a metric, which may be one of training."""
-    return metric if metric.startswith(("test/", "validation/")) else "test/accuracy"
-
-
 @dataclass(frozen=True)
 class Member:
     """A result as a table sees it, its facts and numbers worked out once."""
@@ -61,7 +56,7 @@ class Member:
     def arrivals(self) -> Arrivals | None:
         """What became of newcomers, if the cell completed and has some."""
         numbers = self.result.numbers if self.result.status == "completed" else None
-        return arrivals(numbers, newcomers_metric(self.metric)) if numbers and numbers.newcomers else None
+        return arrivals(numbers, self.metric) if numbers and numbers.newcomers else None
 
     @cached_property
     def costs(self) -> Costs | None:

@@ -13,10 +13,10 @@ from fedbench.metrics import higher_is_better
 from fedbench.reference import Published, Reference
 from fedbench.report import tuning
 from fedbench.report.formatted import chance, mean_and_std, named, number, plain, signed
-from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped, newcomers_metric
+from fedbench.report.layout import SEEDS, Layout, Member, arrange, fact, grouped
 from fedbench.report.provenance import PARTITION_HEAD, partition_rows, provenance, row_settings
 from fedbench.report.standing import Standing, over_data_sets, standings
-from fedbench.results import Arrivals, Results
+from fedbench.results import Arrivals, Results, newcomers_metric
 from fedbench.stats import LEVEL, Against, Ranking, power
 from fedbench.words import counted
 
@@ -531,6 +531,9 @@ def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
             why = member.result.message.removeprefix(f"round {member.result.diverged_in}: ")
             said = ": ".join(part for part in (_troubles([member]), why) if part)
             notes.append(f"{_whose(member, layout)}: {said}.")
+        if member.arrivals and (lost := member.arrivals.diverged):
+            why = f"the fine-tuning of {counted(lost, 'newcomer')} diverged, which is left out of means"
+            notes.append(f"{_whose(member, layout)}: {why}.")
     return tuple(notes)
 
 
