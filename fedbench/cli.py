@@ -157,8 +157,7 @@ def run(
     from fedbench import executors
 
     cluster = _cluster(executor, ray_address, ray_gpus, device, together)
-    if together > 1 and workers > 1:
-        raise InputError(f"--workers {workers}: cells that are computed together want --workers 1")
+    _check_together(together, workers, engine)
     plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
     _check_asked(plan)
     if dry_run:
@@ -217,6 +216,7 @@ def tune(
     if not cells:
         raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
     cluster = _cluster(executor, ray_address, ray_gpus, device, together)
+    _check_together(together, workers, engine)
     with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads, cluster)
         setting = replace(setting, together=together, checkpoint=checkpoint)
@@ -547,6 +547,13 @@ def _cluster(executor: str, address: str, gpus: float | None, device: str, toget
     if gpus is not None and not (0 <= gpus <= 1 or gpus % 1 == 0):
         raise InputError(f"--ray-gpus {gpus}: want a part of one GPU, or a whole number of them")
     return executors.Cluster(address, gpus)
+
+
+def _check_together(together: int, workers: int, engine: "EngineName") -> None:
+    if together > 1 and workers > 1:
+        raise InputError(f"--workers {workers}: cells that are computed together want --workers 1")
+    if together > 1 and engine == "loop":
+        raise InputError(f"--engine loop: takes clients one by one; want auto or vectorised with --together {together}")
 
 
 def _at_once(plan: _Plan, cells: "Sequence[Cell]") -> int:

@@ -88,7 +88,7 @@ class Setting:
     device: str = "cpu"
     workers: int = 1
     threads: int = 1
-    engine: "EngineName | Engine" = "auto"
+    engine: "EngineName" = "auto"
     together: int = 1
     executor: str = "inline"
     checkpoints: Path | None = None
@@ -164,8 +164,8 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
             chosen = Chosen(torch.device(setting.device), setting.threads, measured=setting.engine == "auto")
 
             def with_engine(engine: "Engine", job: Job) -> Record | CellError:
-                alone = replace(setting, engine=engine, executor="together", checkpoints=None)
-                return attempt(job, alone, on_round, judge)
+                alone = replace(setting, executor="together", checkpoints=None)
+                return attempt(job, alone, on_round, judge, engine)
 
             yield from play_together([partial(with_engine, job=job) for job in batch], chosen)
     finally:
@@ -342,8 +342,13 @@ class _Question:
     value: float
 
 
-def attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Record | CellError:
-    """Run a job here and now; an exception inside the cell is its result."""
+def attempt(
+    job: Job, setting: Setting, on_round: OnRound, judge: Judge, engine: "Engine | None" = None
+) -> Record | CellError:
+    """Run a job here and now, on an engine that others have too, or one of its own.
+
+    An exception inside the cell is its result.
+    """
     import torch
 
     from fedbench.engines import choice
@@ -352,12 +357,12 @@ def attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Reco
     cell = job.cell
     begin, clock = datetime.now(UTC), time.perf_counter()
     settled = cells.settle(cell, job.chosen["values"]) if cell.tuned else cell
-    engine = choice.engine(setting.engine, torch.device(setting.device), setting.threads)
+    engine = engine or choice.engine(setting.engine, torch.device(setting.device), setting.threads)
     made = {
         **_machine(setting.device),
         "device": setting.device,
         "threads": setting.threads,
-        "engine asked for": setting.engine if isinstance(setting.engine, str) else "auto",
+        "engine asked for": setting.engine,
         "partition": job.partition.hash,
     }
     checkpoint = _checkpoint(cell.key, {**made, "recipe": settled.key, "code": _code()}, setting)
@@ -386,12 +391,12 @@ def attempt(job: Job, setting: Setting, on_round: OnRound, judge: Judge) -> Reco
 
 
 def _checkpoint(key: str, about: Mapping[str, Any], setting: Setting) -> "Checkpoint | None":
-    """Return where a cell's progress is saved; `about` is all that its numbers depend on, and the host."""
+    """Return where a cell's progress is saved; `about` is all that its numbers depend on, the host and the commit."""
     from fedbench.checkpoint import Checkpoint
 
     if setting.checkpoints is None:
         return None
-    relevant = {name: value for name, value in about.items() if name != "host"}
+    relevant = {name: value for name, value in about.items() if name not in ("host", "commit")}
     return Checkpoint(setting.checkpoints / f"{key}.pt", relevant, setting.checkpoint)
 
 

@@ -19,7 +19,7 @@ import torch
 from conftest import Tiny
 from helpers import assert_same_results, blobs, plain_mlp, results, small_cnn
 
-from fedbench import Outcome, plugins
+from fedbench import Outcome, executors, plugins
 from fedbench.cells import draw_partition
 from fedbench.checkpoint import Checkpoint
 from fedbench.executors import EXECUTORS, Job, Setting, load_arrays
@@ -279,6 +279,24 @@ def test_executors_go_on_and_say_so_and_the_store_removes_what_is_done(
     assert fedavg.provenance["resumed"] in [f"after round {number}" for number in (3, 4, 5)]
     assert not list(store.checkpoints.iterdir())
     assert not caplog.messages
+
+
+def test_another_commit_of_the_same_code_goes_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(tiny.data, tiny.file.parent, checkpoints=tiny.out, checkpoint=0)
+    cell = tiny.cells()[1]
+    job = Job(cell, draw_partition(cell, load_arrays(cell, setting)))
+
+    def killed(cell: Any, done: int, total: int) -> None:
+        if done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        next(EXECUTORS["inline"]([job], setting, killed))
+    machine = executors._machine("cpu")
+    monkeypatch.setattr(executors, "_machine", lambda device: {**machine, "commit": "another", "host": "another"})
+    record = next(EXECUTORS["inline"]([job], setting, lambda *_: None))
+    assert isinstance(record, Record)
+    assert (record.provenance["resumed"], record.provenance["commit"]) == ("after round 1", "another")
 
 
 def test_cells_computed_together_save_nothing(tiny: Tiny) -> None:

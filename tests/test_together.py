@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import Tiny
+from conftest import Run, Tiny
 from helpers import blobs, small_cnn
 from torch import Tensor
 
@@ -84,7 +84,7 @@ def test_cells_of_one_kind_are_stacked_and_recorded_each_for_itself(tiny: Tiny) 
     tiny.change(seeds=[0, 1, 2])
     cells = tiny.cells()
     assert len({kind(cell) for cell in cells}) == 3
-    setting = Setting(tiny.data, tiny.file.parent, together=3)
+    setting = Setting(tiny.data, tiny.file.parent, together=3, engine="vectorised")
     jobs = [Job(cell, draw_partition(cell, load_arrays(cell, setting))) for cell in cells]
     separate = {result.cell.key: result for result in inline(jobs, setting, lambda *_: None)}
     stacked = {result.cell.key: result for result in EXECUTORS["together"](jobs, setting, lambda *_: None)}
@@ -95,6 +95,13 @@ def test_cells_of_one_kind_are_stacked_and_recorded_each_for_itself(tiny: Tiny) 
         assert not isinstance(other, CellError)
         np.testing.assert_allclose(record.outcome.metrics["train/loss"], other.outcome.metrics["train/loss"], rtol=1e-5)
         assert (record.provenance["engine"], record.provenance["executor"]) == ("vectorised", "together")
+        assert record.provenance["engine asked for"] == "vectorised"
+
+
+def test_the_loop_is_not_for_cells_that_are_computed_together(tiny: Tiny, fedbench: Run) -> None:
+    _, _, said = fedbench("run", "tiny.yaml", "--together", "2", "--workers", "1", "--engine", "loop")
+    assert "--engine loop: takes clients one by one; want auto or vectorised with --together 2" in said
+    assert not (tiny.out / "tiny" / "cells").exists()
 
 
 def test_what_is_not_a_number_makes_another_kind(tiny: Tiny) -> None:
