@@ -20,8 +20,8 @@ from conftest import Run, Tiny
 from fedbench.store import Store
 
 
-def run(tiny: Tiny, *more: str, tracking: str = "none") -> list[str]:
-    return ["run", str(tiny.file), "--workers", "1", "--tracking-uri", tracking, *more]
+def run(tiny: Tiny, *more: str, tracked: bool = False) -> list[str]:
+    return ["run", str(tiny.file), "--workers", "1", *([] if tracked else ["--tracking-uri", "none"]), *more]
 
 
 def process(tiny: Tiny, arguments: Sequence[str], before: Sequence[str] = (), **how: Any) -> subprocess.Popen[str]:
@@ -137,15 +137,15 @@ def test_repair_needs_something_to_repair(fedbench: Run, tiny: Tiny) -> None:
 
 
 def test_a_locked_mlflow_database_costs_a_line(fedbench: Run, tiny: Tiny, one_done: dict[str, bytes]) -> None:
-    assert fedbench(*run(tiny, "--only", "method=local", tracking=""))[0] == 0
+    assert fedbench(*run(tiny, "--only", "method=local", tracked=True))[0] == 0
     with closing(sqlite3.connect(tiny.out / "mlflow.db")) as other:
         other.execute("begin exclusive")
-        code, out, err = fedbench(*run(tiny, "--only", "method=fedavg", tracking=""))
+        code, out, err = fedbench(*run(tiny, "--only", "method=fedavg", tracked=True))
         assert (code, err) == (0, "")
         assert out.count("could not take a cell: ") == 1
         assert re.search(r"^MLflow at .*database is locked.*the next run logs them$", out, re.MULTILINE)
         other.rollback()
-    code, _, err = fedbench(*run(tiny, "--only", "method=fedavg", tracking=""))
+    code, _, err = fedbench(*run(tiny, "--only", "method=fedavg", tracked=True))
     assert (code, err) == (0, "")
     with closing(sqlite3.connect(tiny.out / "mlflow.db")) as opened:
         names = [name for (name,) in opened.execute("select name from runs")]

@@ -467,7 +467,7 @@ def test_a_row_that_always_fails_is_tried_as_often_as_the_others_and_no_more(fed
 
 def test_a_run_tunes_first_and_then_trains_with_the_values(fedbench: Run, tunable: Tiny) -> None:
     tunable.change(seeds=[0, 1], tune={"trials": 6})
-    assert "4 of 4 cells would run, and 12 trials before them" in fedbench("run", str(tunable.file), "--dry-run")[1]
+    assert "4 of 4 cells would run, and 12 trials before that" in fedbench("run", str(tunable.file), "--dry-run")[1]
     shown = fedbench("show", str(tunable.file), "--no-calibrate")[1]
     # Rounds, clients, batches of 23 samples; and of 18 to 19 where a fifth is for validation.
     assert "to run: 4 cells, 96 client-steps\nbefore that, trials of tuning: 12 cells, 288 client-steps\n" in shown
@@ -591,7 +591,7 @@ def test_only_takes_part_of_a_suite_and_trials_can_be_more_and_at_once(
     assert "[2/2] fedavg trial " in out
     code, out, err = fedbench("tune", str(tunable.file), "--workers", "2", *arguments)
     assert (code, err) == (0, "")
-    assert "tuning: 2 trials to run for 1 choices" in out
+    assert "tuning: 2 trials to run for 1 choice\n" in out
     assert used == ["together", "processes"]
     found = [study for cell in tunable.cells() if (study := Store(tunable.out / "tiny").study(cell))]
     rates = [trial.values["training.optimizer.lr"] for trial in found[0].trials]
