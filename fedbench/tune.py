@@ -191,8 +191,10 @@ class Search:
         """Note the objective of a running trial in a round, and return whether it is to end there."""
         from optuna.trial import TrialState, create_trial
 
-        reports = self._reports.setdefault(cell.key, {})
-        reports[number] = value
+        # What an attempt that died reported later than this round would judge it too.
+        before = self._reports.get(cell.key, {})
+        reports = {**{earlier: said for earlier, said in before.items() if earlier < number}, number: value}
+        self._reports[cell.key] = reports
         trial = create_trial(
             state=TrialState.RUNNING,
             params=dict(self._batch[cell.key][1]),

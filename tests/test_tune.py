@@ -443,6 +443,21 @@ def test_pruned_trials_end_early_and_tell_where(tunable: Tiny) -> None:
     assert "pruned" in {trial.state for trial in study.trials}
 
 
+def test_a_trial_that_is_tried_again_is_judged_as_the_first_time(tunable: Tiny) -> None:
+    tunable.change(tune={"trials": 5, "pruner": "median"})
+    store = Store(tunable.out / "tiny")
+    store.root.mkdir(parents=True)
+    (store.root / "optuna.db").write_bytes(empty_storage())
+    with tune.searches(tunable.cells()[:1], store, tune.default_storage(store)) as (found,):
+        trial = found.next()[0]
+        assert found._before is not None
+        for _ in range(5):
+            found._before.add_trial(optuna.create_trial(value=0.9, intermediate_values={1: 0.5, 2: 0.9}))
+        first = [found.ends(trial, 1, 0.6), found.ends(trial, 2, 0.8)]
+        assert first == [False, True]
+        assert [found.ends(trial, 1, 0.6), found.ends(trial, 2, 0.8)] == first
+
+
 def test_a_row_that_always_fails_is_tried_as_often_as_the_others_and_no_more(fedbench: Run, tunable: Tiny) -> None:
     bad = {"method": "./trouble.py:Trouble", "what": "raise"}
     tunable.change(methods={"bad": bad, "fedavg": {}}, tune={"trials": 3})
