@@ -4,21 +4,23 @@ import json
 import logging
 import os
 import pickle
+import platform
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
+from fedbench import durable
 from fedbench.method import Rows
 from fedbench.options import one_line
 
 _log = logging.getLogger("fedbench")
 
 _SHARE = 20
-"""Between two checkpoints passes at least this many times what writing one takes."""
+"""Between two checkpoints passes at least this many times what making and writing one takes."""
 
 
 @final
@@ -66,11 +68,14 @@ class Checkpoint:
         """Whether it is time to save."""
         return time.monotonic() >= self._due
 
-    def save(self, progress: Mapping[str, Any]) -> None:
-        """Save progress, with the "round" that it is after; what cannot be written costs a warning and no more."""
+    def save(self, progress: Callable[[], Mapping[str, Any]]) -> None:
+        """Save progress, with the "round" that it is after; what cannot be written costs a warning and no more.
+
+        `progress` is called for it, so that what this takes counts too.
+        """
         began = time.monotonic()
         try:
-            self._write({"about": self._about, "progress": dict(progress)})
+            self._write({"about": self._about, "progress": dict(progress())})
         except Exception as error:  # a full disk, or a method that keeps what cannot be written
             if not self._failed:
                 _log.warning("%s cannot be written: %s", self._path, one_line(error)[:200])
@@ -81,11 +86,10 @@ class Checkpoint:
     def _write(self, content: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # A worker whose driver was killed may still be at it when the next one begins.
-        part = self._path.with_name(f"{self._path.stem}.{os.getpid()}.part")
+        part = self._path.with_name(f"{self._path.stem}.{platform.node()}.{os.getpid()}.part")
         try:
-            with part.open("wb") as file:
+            with durable.written(part) as file:
                 torch.save(content, file)
-                os.fsync(file.fileno())
             part.replace(self._path)
         finally:
             part.unlink(missing_ok=True)

@@ -112,7 +112,8 @@ class Setup:
     - `participants`: who takes part, round by round; by default `training.participation` draws them.
     - `probe`: looks at parameters during training, see `engines.Probe`; also called with ("evaluated", client, params)
       for the model that is evaluated.
-    - `watch_merge`: looks at the uploads of a round, stacked over its participants, and at the server's new state.
+    - `watch_merge`: looks at the uploads of a round, stacked over its participants, and at the server's new state;
+      where a federation goes on from a checkpoint, first at no uploads ({}) and the state in it.
     - `newcomers`: clients that take no part in the rounds and come after them.
     """
 
@@ -386,7 +387,7 @@ def play(
                 status, message = "stopped", f"round {len(records)}"
                 break
             if checkpoint and checkpoint.due:
-                checkpoint.save(_progress(later, outcome()))
+                checkpoint.save(lambda: _progress(later, outcome()))  # noqa: B023 (called at once)
     except Diverged as divergence:
         status, message = "diverged", f"round {len(records) + 1}: {divergence}"
     newcomers = _welcome(setup, later) if status == "completed" and setup.newcomers.clients else {}

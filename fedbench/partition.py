@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbench import durable
 from fedbench.data import Arrays, hash_files, read_npz
 from fedbench.errors import InputError
 from fedbench.options import resolve
@@ -73,8 +74,10 @@ class Partition:
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        np.savez_compressed(part / "index.npz", allow_pickle=False, **self._flat())
-        (part / "card.json").write_text(json.dumps(self.card, indent=1) + "\n", encoding="utf-8")
+        with durable.written(part / "index.npz") as file:
+            np.savez_compressed(file, allow_pickle=False, **self._flat())
+        with durable.written(part / "card.json") as file:
+            file.write((json.dumps(self.card, indent=1) + "\n").encode())
         part.rename(folder)
 
     @classmethod

@@ -12,7 +12,6 @@ One process writes at a time (`Store.lock`), and its workers their checkpoints; 
 
 import io
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedbench import interrupts, studies
+from fedbench import durable, interrupts, studies
 from fedbench.cells import Cell
 from fedbench.data import read_npz
 from fedbench.errors import InputError
@@ -37,7 +36,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Status = Literal["completed", "diverged", "stopped", "error", "missing"]
-_TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept", "newcomers")
+TABLES = ("metrics", "traffic", "work", "sizes", "initial", "kept", "newcomers")
+"""The fields of an outcome that hold arrays."""
+
 _OLD = ".old.part"
 
 
@@ -111,7 +112,7 @@ class Store:
         folder = self._folder(key)
         about = self._about(key)
         with _intact(folder / "metrics.npz"):
-            tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+            tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
             for name, array in read_npz(folder / "metrics.npz").items():
                 table, column = name.split("/", 1)
                 tables[table][column] = array
@@ -138,7 +139,7 @@ class Store:
         target = self._folder(record.cell.key)
         part = target.with_name(f"{target.name}.part")
         about = {"status": outcome.status, "message": outcome.message, "seconds": outcome.seconds}
-        arrays = {f"{table}/{name}": array for table in _TABLES for name, array in getattr(outcome, table).items()}
+        arrays = {f"{table}/{name}": array for table in TABLES for name, array in getattr(outcome, table).items()}
         packed = io.BytesIO()
         np.savez_compressed(packed, allow_pickle=False, **arrays)
         with self._writing():
@@ -170,13 +171,15 @@ class Store:
                 ) from error
 
     def _recover(self) -> None:
-        """Put back the outcomes that a killed process had moved away but not replaced yet."""
+        """Put back outcomes that a killed process had moved away but not replaced yet; drop half-written checkpoints."""
         for old in self.root.glob(f"cells/*{_OLD}"):
             target = old.with_name(old.name.removesuffix(_OLD))
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 old.rename(target)
+        for part in self.checkpoints.glob("*.part"):
+            part.unlink(missing_ok=True)
 
     @property
     def checkpoints(self) -> Path:
@@ -366,7 +369,6 @@ def damage_of(database: Path) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
+    with durable.written(part) as file:
         file.write(content)
-        os.fsync(file.fileno())
     part.replace(path)

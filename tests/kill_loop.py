@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedbench import config
-from fedbench.store import Store
+from fedbench.store import TABLES, Store
 
 
 def main() -> None:
@@ -40,12 +41,19 @@ def main() -> None:
     sys.exit(1 if differ or not wanted else 0)
 
 
-def kill(suite: str, out: Path, kills: int, seconds: float, moments: random.Random, more: list[str]) -> int:
-    """Kill so many runs of what takes `seconds`; return how many cells say that they went on from a checkpoint."""
+def kill(
+    suite: str, out: Path, kills: int, seconds: float, moments: random.Random, more: list[str], saved: bool = False
+) -> int:
+    """Kill so many runs of what takes `seconds`; return how many cells say that they went on from a checkpoint.
+
+    With `saved`, each is killed after it has saved a checkpoint.
+    """
     store = Store(out / config.load(suite).name)
     for number in range(kills):
         run = _start(suite, out, more)
-        if moments.random() < 0.8:  # the others are killed while they begin
+        if saved:
+            _until_saved(run, store.checkpoints)
+        elif moments.random() < 0.8:  # the others are killed while they begin
             _until_at_work(run)
         moment = moments.uniform(0, 2 * seconds / kills)
         try:
@@ -67,7 +75,7 @@ def numbers(root: Path) -> dict[str, dict[str, bytes]]:
         outcome = store.get(key).outcome
         found[key] = {"status": f"{outcome.status} {outcome.message}".encode()} | {
             f"{table}/{name}": array.tobytes()
-            for table in ("metrics", "traffic", "work", "sizes", "initial", "kept")
+            for table in TABLES
             for name, array in getattr(outcome, table).items()
             if name != "seconds"
         }
@@ -83,6 +91,20 @@ def _until_at_work(run: subprocess.Popen[str]) -> None:
     assert run.stdout is not None
     while (line := run.stdout.readline()) and " to run" not in line:
         pass
+
+
+def _until_saved(run: subprocess.Popen[str], folder: Path) -> None:
+    before = _times(folder)
+    while run.poll() is None and not _times(folder) - before:
+        time.sleep(0.001)
+
+
+def _times(folder: Path) -> set[tuple[str, int]]:
+    times = set()
+    for path in folder.glob("*.pt"):
+        with suppress(FileNotFoundError):  # its cell has ended
+            times.add((path.name, path.stat().st_mtime_ns))
+    return times
 
 
 def _end(run: subprocess.Popen[str]) -> None:

@@ -225,7 +225,12 @@ def test_it_is_saved_when_it_is_time_and_takes_little_of_it(tmp_path: Path, monk
 
     def slowly(content: Any, file: Any) -> None:
         nonlocal now
-        now += 6.0
+        now += 2.0
+
+    def slow() -> dict[str, Any]:
+        nonlocal now
+        now += 4.0
+        return {"round": 1}
 
     monkeypatch.setattr(torch, "save", slowly)
     checkpoint = Checkpoint(tmp_path / "it.pt", ABOUT, 30.0)
@@ -233,7 +238,7 @@ def test_it_is_saved_when_it_is_time_and_takes_little_of_it(tmp_path: Path, monk
     for now in (10.0, 29.0, 30.0, 66.0, 155.0, 156.0):
         if checkpoint.due:
             saved.append(now)
-            checkpoint.save({"round": 1})
+            checkpoint.save(slow)
     assert saved == [30.0, 156.0]
 
 
@@ -340,7 +345,7 @@ def test_killed_at_random_moments(tiny: Tiny) -> None:
     """A short form of kill_loop.py."""
     tiny.change(training={"rounds": 40, "batch_size": 4})
     more = ["--data", str(tiny.data), "--tracking-uri", "none", "--workers", "1", "--checkpoint", "0"]
-    kill_loop.kill(str(tiny.file), tiny.out, 2, 1.0, random.Random(1), more)
+    assert kill_loop.kill(str(tiny.file), tiny.out, 2, 0.2, random.Random(1), more, saved=True) > 0
     found = kill_loop.numbers(tiny.out / "tiny")
     setting = Setting(tiny.data, tiny.file.parent)
     jobs = [Job(cell, draw_partition(cell, load_arrays(cell, setting))) for cell in tiny.cells()]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import Tiny
 
-from fedbench import interrupts
+from fedbench import durable, interrupts
 from fedbench.cells import Cell, draw_partition
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
@@ -77,6 +77,24 @@ def test_a_second_outcome_takes_the_place_of_the_first(tmp_path: Path) -> None:
     store.put(record(0.75, "diverged"))
     assert store.status(CELL) == "diverged"
     assert not store.tracked(CELL, "sqlite:///a.db")  # the new outcome is not there yet
+
+
+def test_what_is_written_is_whole_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "it"
+    seen: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(path.read_bytes()))
+    with durable.written(path) as file:
+        file.write(b"a few bytes, which stay in Python's buffer")
+    assert seen == [b"a few bytes, which stay in Python's buffer"]
+
+
+def test_halves_of_checkpoints_go_when_nobody_else_is_at_work(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.checkpoints.mkdir()
+    for name in ("0123.host.4.part", "0123.pt"):
+        (store.checkpoints / name).write_bytes(b"")
+    with store.lock(lambda: None):
+        assert [path.name for path in store.checkpoints.iterdir()] == ["0123.pt"]
 
 
 def test_errors_stand_apart_and_end_with_an_outcome(tmp_path: Path) -> None:
