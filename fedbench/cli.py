@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -164,7 +164,9 @@ def run(
         todo = _chosen(plan, policy)
         _jobs(plan, list(filter(_has_data, todo)), executors.Setting(plan.data, plan.suite.base), store=False)
         _describe(plan)
-        print(f"{len(todo)} of {counted(len(plan.titles), 'cell')} would run{_and_trials(plan)}")
+        ready = list(filter(_has_data, todo))
+        lacking = f", {len(todo) - len(ready)} more once their data are there" if len(ready) < len(todo) else ""
+        print(f"{len(ready)} of {counted(len(plan.titles), 'cell')} would run{lacking}{_and_trials(plan)}")
         return
     with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads, cluster)
@@ -364,9 +366,14 @@ def repair(suite: _SuiteName, out: _Out = _RUNS) -> None:
             found.append((database, reason))
         for path, reason in found:
             print(f"{reason}; moved to {store.set_aside(path)}")
-            if path == database:
-                for marker in out.glob("*/version"):
-                    Store(marker.parent).forget_tracked(local_uri(out))
+        if under_way := len(list(store.checkpoints.glob("*.pt"))):  # of this suite as it is, or as it was before
+            print(
+                f"{store.checkpoints}: {counted(under_way, 'checkpoint')} of cells that have not ended; can be deleted"
+            )
+    if database in dict(found):  # after its own lock, so that two repairs never wait for each other
+        for other in (Store(marker.parent) for marker in sorted(out.glob("*/version"))):
+            with _locked(other):
+                other.forget_tracked(local_uri(out))
     print(f"{len(found)} moved aside" + (", the next run makes them anew" if found else ": everything can be read"))
 
 
@@ -410,7 +417,8 @@ def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(help="Port on this m
 class _Plan:
     """What a command is about: `cells`, of `every` one of the suite's.
 
-    `titles` names each different one, by its key, and `studies` what is tuned.
+    `titles` names each different one, by its key, and `studies` what is tuned; `drawn` has partitions that were drawn,
+    by their `partition_key`.
     """
 
     suite: "Suite"
@@ -421,6 +429,7 @@ class _Plan:
     data: Path
     store: "Store"
     reference: "Reference | None"
+    drawn: "dict[str, Partition]" = field(default_factory=dict)
 
 
 def _plan(
@@ -775,8 +784,15 @@ def _different(cells: "Sequence[Cell]") -> "list[Cell]":
 
 
 def _partition(plan: _Plan, cell: "Cell", setting: "Setting", store: bool) -> "Partition":
-    """Return a cell's partition, drawn if it is new; with `store` false it is not kept."""
-    draw = partial(_draw, cell, setting)
+    """Return a cell's partition, drawn if it is new; with `store` false it is not stored."""
+    from fedbench.cells import draw_partition
+    from fedbench.executors import load_arrays
+
+    def draw() -> "Partition":
+        if cell.partition_key not in plan.drawn:
+            plan.drawn[cell.partition_key] = draw_partition(cell, load_arrays(cell, setting), setting.base)
+        return plan.drawn[cell.partition_key]
+
     return plan.store.partition(cell, draw) if store or plan.store.card(cell) else draw()
 
 
@@ -791,13 +807,6 @@ def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", store: bool 
     for cell in cells:
         checker.check(cell, load_arrays(cell, setting), partitions[cell.partition_key])
     return [Job(cell, partitions[cell.partition_key]) for cell in cells]
-
-
-def _draw(cell: "Cell", setting: "Setting") -> "Partition":
-    from fedbench.cells import draw_partition
-    from fedbench.executors import load_arrays
-
-    return draw_partition(cell, load_arrays(cell, setting), setting.base)
 
 
 def _log(

@@ -230,7 +230,9 @@ def load(path: Path) -> tuple[Results, Suite, Reference | None]:
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or one_line(error)}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: {one_line(error)}") from None
     if not lines or tuple(lines[0]) != _HEAD or len(lines) < 2 or lines[1][2:3] != ["version"]:
         raise InputError(f"{path}: not a results.csv, which `fedbench report SUITE --format csv` writes")

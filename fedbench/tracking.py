@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import numpy as np
 from filelock import FileLock
@@ -58,6 +59,12 @@ def check_uri(uri: str) -> None:
         )
 
 
+def _without_password(uri: str) -> str:
+    """Return an address without the user and password in it, which are no part of where the store is."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else uri
+
+
 class Tracker:
     """Logs the finished cells of one store to MLflow at `uri`; imports MLflow when there is something to log."""
 
@@ -66,13 +73,14 @@ class Tracker:
         self._store = store
         self._suite = suite
         self._uri = uri
+        self._name = _without_password(uri)
         self._database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
         if self._database is not None and not self._database.exists():
-            store.forget_tracked(uri)
+            store.forget_tracked(self._name)
 
     def lacks(self, cell: Cell) -> bool:
         """Return whether a finished cell's outcome is not there yet."""
-        return not self._store.tracked(cell, self._uri)
+        return not self._store.tracked(cell, self._name)
 
     def log(self, cell: Cell, title: str) -> None:
         """Log a finished cell unless its outcome is there already; TrackingError if MLflow cannot take it."""
@@ -81,8 +89,9 @@ class Tracker:
             with self._quiet() as client:
                 run_id = self._run(client, cell, record, title)
         except Exception as error:
-            raise TrackingError(f"MLflow at {self._uri} could not take a cell: {one_line(error)[:300]}") from error
-        self._store.put_tracked(cell, self._uri, run_id)
+            said = one_line(error).replace(self._uri, self._name)[:300]
+            raise TrackingError(f"MLflow at {self._name} could not take a cell: {said}") from error
+        self._store.put_tracked(cell, self._name, run_id)
 
     @contextmanager
     def _quiet(self) -> Iterator["MlflowClient"]:

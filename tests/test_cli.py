@@ -17,9 +17,10 @@ import yaml
 from conftest import Run, Tiny
 from rich.console import Console
 
-from fedbench import cli
-from fedbench.cells import Checker
+from fedbench import cells, cli
+from fedbench.cells import Cell, Checker, draw_partition
 from fedbench.executors import Setting, load_arrays
+from fedbench.partition import Partition
 from fedbench.progress import Bar, Lines
 from fedbench.store import Store
 
@@ -345,6 +346,20 @@ def test_what_no_cell_measures_is_refused_before_anything_runs(
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert said in err
     assert not tiny.out.exists()
+
+
+def test_a_partition_is_drawn_once(fedbench: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def counted(cell: Cell, *others: Any) -> Partition:
+        drawn.append(cell.partition_key)
+        return draw_partition(cell, *others)
+
+    monkeypatch.setattr(cells, "draw_partition", counted)
+    assert fedbench(*arguments(tiny, "--dry-run"))[0] == 0
+    assert fedbench(*arguments(tiny))[0] == 0
+    assert len(drawn) == 2
+    assert len(set(drawn)) == 1
 
 
 def test_every_metric_that_is_measured_may_be_asked_for(fedbench: Run, tiny: Tiny) -> None:

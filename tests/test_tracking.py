@@ -3,6 +3,8 @@
 import csv
 import json
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
@@ -188,6 +190,40 @@ def test_a_store_that_cannot_be_reached_is_one_line(tiny: Tiny, uri: str, capfd:
     assert capfd.readouterr() == ("", "")
     assert store.has(cells[0])
     assert tracker.lacks(cells[0])
+
+
+def test_a_password_is_not_stored_or_said(tiny: Tiny) -> None:
+    store, cells = stored(tiny)
+    tracker = Tracker(store, "tiny", "http://me:secret@127.0.0.1:9")
+    store.put_tracked(cells[0], "http://127.0.0.1:9", "run")
+    assert not tracker.lacks(cells[0])
+    with pytest.raises(TrackingError, match=r"MLflow at mysql://127\.0\.0\.1:9/it could not take a cell") as raised:
+        Tracker(store, "tiny", "mysql://me:secret@127.0.0.1:9/it").log(cells[1], "it")
+    assert "secret" not in str(raised.value)
+
+
+def test_repair_tells_other_suites_when_nobody_is_at_work_there(tiny: Tiny) -> None:
+    store, cells = stored(tiny)
+    other, uri = Store(tiny.out / "other"), local_uri(tiny.out)
+    with other.lock(lambda: None):
+        other.put(store.get(cells[0].key))
+        other.put_tracked(cells[0], uri, "run")
+    (tiny.out / "mlflow.db").write_bytes(b"no database" * 1000)
+    held = other.lock(lambda: None)
+    held.__enter__()
+    repairing = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedbench", "repair", str(tiny.file), "--out", str(tiny.out)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert repairing.stdout is not None
+    while (line := repairing.stdout.readline()) and "another run is at work" not in line:
+        pass
+    assert str(other.root) in line
+    assert other.tracked(cells[0], uri)
+    held.__exit__(None, None, None)
+    assert "1 moved aside" in repairing.communicate(timeout=60)[0]
+    assert not other.tracked(cells[0], uri)
 
 
 def test_a_damaged_database_is_one_line(tiny: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
