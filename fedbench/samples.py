@@ -111,10 +111,11 @@ def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device
     pool, fill = _normalised(torch.from_numpy(x), mean, std, dtype).to(device), (-mean / std).to(device)
     if partition.shift is not None:
         rows = torch.from_numpy(np.concatenate([kept_train, kept_test + len(arrays.y_train)])).to(device)
-        drawn = keys.bits(keys.derive(partition.card["seed"], "noise"), len(arrays.y_train) + len(arrays.y_test))
-        for parts in zip(partition.shift.tolist(), train, validation, test, strict=False):
-            (noise, degrees), mine = parts[0], torch.cat(parts[1:])
-            pool[mine] = _shifted(pool[mine], noise, degrees, fill, drawn.to(device)[rows[mine]])
+        count = len(arrays.y_train) + len(arrays.y_test)
+        drawn = keys.bits(keys.derive(partition.card["seed"], "noise"), count).to(device)
+        for (noise, degrees), *parts in zip(partition.shift.tolist(), train, validation, test, strict=True):
+            mine = torch.cat(parts)
+            pool[mine] = _shifted(pool[mine], noise, degrees, fill, drawn[rows[mine]])
     labels = torch.from_numpy(y).to(device)
     return _pooled(pool, labels, arrays.classes, train, validation, test, arrays.augment, fill)
 
