@@ -171,7 +171,7 @@ class Store:
                 ) from error
 
     def _recover(self) -> None:
-        """Put back outcomes that a killed process had moved away but not replaced yet; drop half-written checkpoints."""
+        """Put back outcomes that a killed process moved away and did not replace; drop half-written checkpoints."""
         for old in self.root.glob(f"cells/*{_OLD}"):
             target = old.with_name(old.name.removesuffix(_OLD))
             if target.exists():
