@@ -52,11 +52,11 @@ _POLICIES = (
 )
 _SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite file, or the name of one that is shipped.")]
 _Only = Annotated[
-    str | None,
+    list[str],
     typer.Option(
         metavar="FACT=VALUE,...",
         help="Only cells of which all these facts are true, such as method=fedproto,n=3; a fact that comes twice may "
-        "have either value. Facts are a cell's settings, which a dry run lists.",
+        "have either value. Facts are a cell's settings, which a dry run lists. Repeatable.",
     ),
 ]
 _Sets = Annotated[
@@ -135,7 +135,7 @@ def _print_usage(error: Any) -> None:
 @app.command()
 def run(
     suite: _SuiteName,
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = None,
     workers: _Workers = 0,
@@ -187,7 +187,7 @@ def run(
 @app.command()
 def tune(
     suite: _SuiteName,
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = None,
     trials: Annotated[int | None, typer.Option(help="Trials of every row, in place of the suite's.")] = None,
@@ -240,7 +240,7 @@ def report(
     suite: Annotated[
         str, typer.Argument(metavar="SUITE|results.csv", help="A suite, or what --format csv wrote of one.")
     ],
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = None,
     formats: Annotated[
@@ -259,7 +259,7 @@ def report(
 
     wanted = read_formats(formats, "--format")
     if suite.endswith(".csv"):
-        if sets or (only, seeds) != (None, None):
+        if sets or only or seeds is not None:
             raise InputError(f"{suite}: --only, --set and --seeds are of suites; a results.csv is reported whole")
         file = Path(suite)
         _write_report(*results_csv.load(file), to or file.parent, wanted, figures)
@@ -296,7 +296,7 @@ def _side(name: str, out: Path, data: Path | None) -> "tuple[Results, str]":
         return found, suite.metric
     if Path(name).is_dir():
         return stored(Path(name)), ""
-    plan = _plan(name, None, (), None, out, data)
+    plan = _plan(name, (), (), None, out, data)
     return results.collect(plan.store, plan.cells, plan.suite.base, plan.data), plan.suite.metric
 
 
@@ -317,7 +317,7 @@ def list_(kind: Annotated[Literal["methods", "datasets", "models", "suites"], ty
 @app.command()
 def show(
     what: Annotated[str, typer.Argument(metavar="CELL|SUITE", help="The beginning of a cell's key, or a suite.")],
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = None,
     device: _Device = "cpu",
@@ -338,7 +338,7 @@ def show(
 @app.command()
 def partition(
     suite: _SuiteName,
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     to: Annotated[Path | None, typer.Option(help="Folder of the pictures; else that of the suite's runs.")] = None,
     out: _Out = _RUNS,
@@ -380,7 +380,7 @@ def repair(suite: _SuiteName, out: _Out = _RUNS) -> None:
 @app.command()
 def deploy(
     suite: _SuiteName,
-    only: _Only = None,
+    only: _Only = [],  # noqa: B006 (typer reads it)
     sets: _Sets = [],  # noqa: B006 (typer reads it)
     seeds: _Seeds = None,
     to: Annotated[Path | None, typer.Option(help="Folder of the parties; else one beside the suite's cells.")] = None,
@@ -434,7 +434,7 @@ class _Plan:
 
 def _plan(
     name: str,
-    only: str | None,
+    only: Sequence[str],
     sets: Sequence[str],
     seeds: str | None,
     out: Path,
@@ -456,7 +456,7 @@ def _plan(
 
     def known(fetched: bool) -> "tuple[list[Cell], list[Cell]]":
         every = expand(suite, fingerprints(suite.base, root, fetch=False))
-        chosen = every if only is None else select(every, only)
+        chosen = select(every, ",".join(only)) if only else every
         absent = {}
         for cell in chosen:
             dataset = cell.recipe["dataset"]

@@ -139,6 +139,8 @@ def test_what_to_run(fedbench: Run, tiny: Tiny) -> None:
 
     assert cells() == ["local", "fedavg", "fedproto"]
     assert cells("--only", "method=fedproto") == ["fedproto"]
+    assert cells("--only", "method=local", "--only", "method=fedavg") == ["local", "fedavg"]
+    assert cells("--only", "method=local", "--only", "seed=0") == ["local"]
     assert cells("--seeds", "0,7", "--only", "method=local") == ["local seed=0", "local seed=7"]
     code, out, _ = fedbench(*arguments(tiny, "--dry-run", "--set", "rounds=5", "--set", "shuffle=False"))
     assert code == 0
