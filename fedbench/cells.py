@@ -277,22 +277,22 @@ def _parts(cell: Cell, base: Path | None) -> "tuple[Method, list[ModelFactory], 
     return method, models, options.make(Training, cell.recipe["training"], "training")
 
 
-def copy_files(cells: Iterable[Cell], base: Path, folder: Path) -> None:
-    """Copy the files that cells name relative to `base` into a folder, where they are found from `moved(base, folder)`.
+def copy_files(cells: Iterable[Cell], base: Path, folder: Path) -> Path:
+    """Copy the files that cells name relative to `base` into a folder; return what stands for `base` in it, relatively.
 
     That is what their methods and models are in, and what those read.  Other paths mean the same on every machine.
     """
-    moved(base, folder).mkdir(parents=True)
-    (moved(base, folder) / ".keep").touch()  # Ray leaves out empty folders
-    for file in {file for cell in cells for file in _files(cell, base)}:
-        target = moved(Path(os.path.normpath(base / file)), folder)
+    base = Path(os.path.abspath(base))
+    files = {Path(os.path.normpath(base / file)) for cell in cells for file in _files(cell, base)}
+    above = Path(os.path.commonpath([base, *(file.parent for file in files)]))
+    place = Path("files") / base.relative_to(above)
+    (folder / place).mkdir(parents=True)
+    (folder / place / ".keep").touch()  # Ray leaves out empty folders
+    for file in files:
+        target = folder / "files" / file.relative_to(above)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(base / file, target)
-
-
-def moved(path: Path, folder: Path) -> Path:
-    """Return where a path of the machine on which files were copied is in a folder with the copies."""
-    return folder / "files" / path.absolute().relative_to(path.absolute().anchor)
+        shutil.copyfile(file, target)
+    return place
 
 
 def _files(cell: Cell, base: Path) -> Iterator[Path]:

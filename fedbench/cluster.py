@@ -42,8 +42,8 @@ def on_ray(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judg
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     checkpoints = setting.checkpoints.absolute() if setting.checkpoints else None
     setting = replace(setting, base=setting.base.absolute(), checkpoints=checkpoints, executor="ray")
-    with _connected(setting, list(waiting)) as ray:
-        driver = _Driver(ray, setting, on_round, judge)
+    with _connected(setting, list(waiting)) as (ray, base):
+        driver = _Driver(ray, setting, base, on_round, judge)
         try:
             yield from driver.run(waiting)
         finally:
@@ -61,8 +61,9 @@ class _Task(NamedTuple):
 class _Driver:
     """Hands jobs to the cluster and listens to what their tasks say."""
 
-    def __init__(self, ray: Any, setting: Setting, on_round: OnRound, judge: Judge) -> None:
+    def __init__(self, ray: Any, setting: Setting, base: Path, on_round: OnRound, judge: Judge) -> None:
         self._ray, self._setting, self._on_round, self._judge = ray, setting, on_round, judge
+        self._there = replace(setting, base=base)
         self._cluster = setting.cluster or Cluster()
         self._gpus = _gpus(setting)
         self._running: dict[Any, _Task] = {}
@@ -122,7 +123,7 @@ class _Driver:
         partition = self._put("partition", job.cell.partition_key, lambda job: job.partition, job)
         task = _Task(next(self._numbers), job, before.attempt + 1)
         bare = replace(job, partition=partition)
-        reference = self._work.remote(__version__, task.number, bare, arrays, self._setting, self._desk)
+        reference = self._work.remote(__version__, task.number, bare, arrays, self._there, self._desk)
         self._running[reference] = task
 
     def _arrays(self, job: Job) -> "Arrays":
@@ -238,9 +239,7 @@ def _work(version: str, number: int, job: Job, arrays: "Arrays", setting: Settin
     torch.set_num_threads(setting.threads)
     executors.hold_arrays(job.cell, setting, arrays)
     seen = setting.checkpoints and setting.checkpoints.parent.is_dir()  # the driver's folder, if nodes share files
-    setting = replace(
-        setting, base=cells.moved(setting.base, Path.cwd()), checkpoints=setting.checkpoints if seen else None
-    )
+    setting = replace(setting, base=setting.base.absolute(), checkpoints=setting.checkpoints if seen else None)
 
     def tell(_: Cell, done: int, total: int) -> None:
         ray.get(desk.tell.remote(_Message(number, done, total)))  # so that it comes before the result
@@ -255,8 +254,8 @@ def _work(version: str, number: int, job: Job, arrays: "Arrays", setting: Settin
 
 
 @contextmanager
-def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[Any]:
-    """Connect to a cluster, or start one on this machine, whose workers find the suite's own files in their folder."""
+def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[tuple[Any, Path]]:
+    """Connect to a cluster, or start one on this machine; give Ray, and what stands for `base` in a worker's folder."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will do by default
     try:
@@ -269,7 +268,7 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[Any]:
     terminate = signal.getsignal(signal.SIGTERM)
     _check_address(cluster.address)
     with tempfile.TemporaryDirectory(prefix="fedbench-") as folder:
-        cells.copy_files((job.cell for job in jobs), setting.base, Path(folder))
+        base = cells.copy_files((job.cell for job in jobs), setting.base, Path(folder))
         try:
             ray.init(
                 cluster.address or "local",
@@ -284,7 +283,7 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[Any]:
             with suppress(ValueError):  # not the main thread: Ray has taken nothing
                 signal.signal(signal.SIGTERM, terminate)
         try:
-            yield ray
+            yield ray, base
         finally:
             ray.shutdown()
 

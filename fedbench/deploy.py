@@ -1,34 +1,39 @@
 """A cell as a real federation: the server and each client are processes, and each client has its own samples only.
 
-A party is a folder that can be taken to another machine: a cell, samples, the suite's own files.  The way of messages
-between the parties is a `Link`; `fedbench.flower` is the one by Flower.
+A party is a folder that can be taken to another machine: a cell, samples, the suite's own files.  `fedbench.apart` has
+what parties do; here they are written, started as processes of this machine, and held against the simulation.
 """
 
 import json
-import math
+import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench import cells
+from fedbench import cells, samples
+from fedbench.apart import Failed, Played, Round, own
 from fedbench.cells import Cell
 from fedbench.data import read_npz
+from fedbench.federation import Outcome, Setup
+from fedbench.wire import DIRECTIONS
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays
-    from fedbench.federation import Outcome, Setup
     from fedbench.partition import Partition
 
-Direction = Literal["up", "down", "evaluation"]
-DIRECTIONS: tuple[Direction, ...] = ("up", "down", "evaluation")
+THREADS = 1
+"""Threads of torch in each party, and in the simulation that is held against them: sums depend on it by rounding."""
+
+_FAREWELL = 60  # seconds for the server to send its clients home
 
 
 # --- parties as folders
@@ -37,7 +42,7 @@ DIRECTIONS: tuple[Direction, ...] = ("up", "down", "evaluation")
 class Party(NamedTuple):
     """One side of a federation: its part of the samples, and which client it is (None: the server)."""
 
-    setup: "Setup"
+    setup: Setup
     client: int | None
 
 
@@ -45,18 +50,14 @@ def write_parties(cell: Cell, arrays: "Arrays", partition: "Partition", base: Pa
     """Write a folder for each party, the server's first; no client's has anything of another client's samples."""
     import torch
 
-    from fedbench import samples
-
     dtype = getattr(torch, cell.recipe["training"]["dtype"])
     data = samples.from_arrays(arrays, partition, dtype, torch.device("cpu"))
-    base = base.absolute()
     written = []
     for client in (None, *range(data.clients)):
         party = folder / ("server" if client is None else f"client-{client}")
         party.mkdir(parents=True)
         samples.save(samples.part(data, client), party / "samples.npz")
-        cells.copy_files([cell], base, party)
-        about = {"cell": asdict(cell), "base": str(base), "client": client}
+        about = {"cell": asdict(cell), "base": str(cells.copy_files([cell], base, party)), "client": client}
         (party / "party.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
         written.append(party)
     return written
@@ -64,141 +65,66 @@ def write_parties(cell: Cell, arrays: "Arrays", partition: "Partition", base: Pa
 
 def read_party(folder: Path) -> Party:
     """Read what `write_parties` wrote."""
-    from fedbench import samples
-
     about = json.loads((folder / "party.json").read_text(encoding="utf-8"))
     cell = Cell(**about["cell"])
-    base = cells.moved(Path(about["base"]), folder)
-    return Party(cells.setup(cell, samples.load(folder / "samples.npz"), base), about["client"])
+    return Party(cells.setup(cell, samples.load(folder / "samples.npz"), folder / about["base"]), about["client"])
 
 
-# --- rounds, whichever way messages go
+@contextmanager
+def aside(folder: Path) -> Iterator[Path]:
+    """Give a name for `folder` until it is complete; what fails leaves nothing there; `Failed`, the logs."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+        part.rename(folder)
+    except Failed:
+        raise
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
-class Answer(NamedTuple):
-    """What a client sent back: a packed message, if any, metrics, and how many bytes each way took on the wire."""
-
-    packed: bytes
-    metrics: Mapping[str, float]
-    sent: int
-    received: int
+# --- rounds as a file
 
 
-class Link(Protocol):
-    """The way from the server to the clients and back."""
-
-    def train(self, number: int, packed: Mapping[int, bytes]) -> Mapping[int, Answer]:
-        """Let clients train on what is sent to each, in a round; return their uploads."""
-        ...
-
-    def evaluate(self, packed: Mapping[int, bytes]) -> Mapping[int, Answer]:
-        """Let clients evaluate, given what is sent to each; return their metrics."""
-        ...
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a round came to: arrays (clients,) by name.
-
-    - `metrics`: "test/..." after the merge, in rounds that are evaluated, and "train/...".
-    - `traffic`: what the wire counted, see `Wire`.
-    - `serialised`: bytes of whole messages, by direction; `headers`: how many of them may be no counted bytes.
-    """
-
-    number: int
-    metrics: Mapping[str, NDArray[np.float64]]
-    traffic: Mapping[str, NDArray[np.int64]]
-    serialised: Mapping[str, NDArray[np.int64]]
-    headers: Mapping[str, NDArray[np.int64]]
-
-    def counted(self, direction: str) -> NDArray[np.int64]:
-        """Return the bytes that the wire counted, labels and buffers too."""
-        return sum(
-            (self.traffic[f"{direction}/{kind}"] for kind in ("bytes", "index_bytes", "buffer_bytes")),
-            np.zeros(len(self.serialised[direction]), np.int64),
-        )
-
-    def fits(self, direction: str) -> bool:
-        """Return whether what was sent is what was counted, and a header within its bounds."""
-        counted, sent = self.counted(direction), self.serialised[direction]
-        return bool(((counted <= sent) & (sent <= counted + self.headers[direction])).all())
+def write_rounds(played: Played, party: Path) -> None:
+    """Write what was played into the server's folder, all at once."""
+    flat: dict[str, NDArray[Any]] = {"status": np.array(played.status), "message": np.array(played.message)}
+    for one in played.rounds:
+        for kind in _KINDS:
+            flat |= {f"{one.number}/{kind}/{name}": values for name, values in getattr(one, kind).items()}
+    part = party / "rounds.npz.part"
+    with part.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **flat)
+    os.replace(part, party / _ROUNDS)
 
 
-def rounds(setup: "Setup", link: Link) -> Iterator[Round]:
-    """Play the server's side of all rounds.  Raises `Diverged` for an upload that is not finite."""
-    from fedbench.apart import ServerHalf
-    from fedbench.federation import participants
-    from fedbench.method import stack
-    from fedbench.wire import Wire, unpack
-
-    clients, every = setup.data.clients, setup.training.evaluate_every
-    half, wire = ServerHalf(setup), Wire(clients, setup.buffers)
-
-    def count(direction: Direction, client: int, packed: bytes) -> int:
-        """Let a message pass the wire; return what its header may take."""
-        message = wire.carry(direction, [client], stack([unpack(packed)]))
-        return 512 + sum(64 + len(name) for name in message)
-
-    for number in range(1, setup.training.rounds + 1):
-        serialised: dict[str, NDArray[np.int64]] = {name: np.zeros(clients, np.int64) for name in DIRECTIONS}
-        headers: dict[str, NDArray[np.int64]] = {name: np.zeros(clients, np.int64) for name in DIRECTIONS}
-        metrics: dict[str, NDArray[np.float64]] = {}
-
-        def note(found: Mapping[str, float], client: int, into: dict[str, NDArray[np.float64]] = metrics) -> None:
-            for name, value in found.items():
-                into.setdefault(name, np.full(clients, np.nan))[client] = value
-
-        down = {client: half.send(client) for client in participants(setup, number)}
-        answers = link.train(number, down)
-        for client, packed in down.items():
-            answer = answers[client]
-            headers["down"][client] = count("down", client, packed)
-            headers["up"][client] = count("up", client, answer.packed)
-            serialised["down"][client], serialised["up"][client] = answer.sent, answer.received
-            note(answer.metrics, client)
-        if down:
-            half.merge({client: answers[client].packed for client in down})
-        if number % every == 0 or number == setup.training.rounds:
-            down = {client: half.send(client) for client in range(clients)}
-            for client, answer in link.evaluate(down).items():
-                headers["evaluation"][client] = count("evaluation", client, down[client])
-                serialised["evaluation"][client] = answer.sent
-                note(answer.metrics, client)
-        yield Round(number, metrics, wire.take(), serialised, headers)
-
-
-def write_rounds(played: Sequence[Round], party: Path) -> None:
-    """Write rounds into the server's folder."""
-    flat = {
-        f"{one.number}/{kind}/{name}": v for one in played for kind in _KINDS for name, v in getattr(one, kind).items()
-    }
-    np.savez(party / "rounds.npz", allow_pickle=False, **flat)
-
-
-def read_rounds(party: Path) -> list[Round]:
+def read_rounds(party: Path) -> Played:
     """Read what `write_rounds` wrote."""
+    flat = read_npz(party / _ROUNDS)
+    status, message = (str(flat.pop(name)) for name in ("status", "message"))
     found: dict[int, dict[str, Any]] = {}
-    for path, values in read_npz(party / "rounds.npz").items():
+    for path, values in flat.items():
         number, kind, name = path.split("/", 2)
         found.setdefault(int(number), {one: {} for one in _KINDS})[kind][name] = values
-    return [Round(number, **tables) for number, tables in sorted(found.items())]
+    rounds = [Round(number, **tables) for number, tables in sorted(found.items())]
+    return Played(rounds, "diverged" if status == "diverged" else "completed", message)
 
 
 _KINDS = ("metrics", "traffic", "serialised", "headers")
+_ROUNDS = "rounds.npz"
 
 
 # --- the federation on this machine
 
 
-class Failed(Exception):
-    """What became of a process that died, in a line."""
+def run(parties: Sequence[Path]) -> Played:
+    """Run every party as a process of this machine, the server's first; return what was played.
 
-
-def play(parties: Sequence[Path]) -> list[Round]:
-    """Run every party as a process of this machine, the server's first; return the rounds.
-
-    Raises `Failed` with the last line of a party that died.
+    Raises `Failed` with the last line of a party that died before the last round was over.
     """
+    (parties[0] / _ROUNDS).unlink(missing_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -206,19 +132,13 @@ def play(parties: Sequence[Path]) -> list[Round]:
     try:
         for party in parties:
             with (party / "log.txt").open("wb") as log:
-                command = [sys.executable, "-P", "-m", "fedbench.flower", str(party), address]
                 out = None if party == parties[0] else log
-                running.append(subprocess.Popen(command, stdout=out, stderr=log))
-        server, *clients = running
-        while server.poll() is None and not any(client.poll() for client in clients):
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(0.2)
-        for process in clients if server.returncode else ():  # a client's death may be why the server died
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-        dead = [party for party, process in zip(parties, running, strict=True) if process.poll()]
-        if dead:
-            raise _failed(dead[-1])
+                running.append(subprocess.Popen(_command(party, address), stdout=out, stderr=log))
+        _await(parties[0] / _ROUNDS, running)
+        if not (parties[0] / _ROUNDS).exists():
+            raise _failed(parties, running)
+        with suppress(subprocess.TimeoutExpired):  # all is played; how they part is of no account
+            running[0].wait(_FAREWELL)
         return read_rounds(parties[0])
     finally:
         for process in running:
@@ -226,9 +146,42 @@ def play(parties: Sequence[Path]) -> list[Round]:
             process.wait()
 
 
-def _failed(party: Path) -> Failed:
-    lines = (party / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return Failed(f"{party.name} died: {lines[-1] if lines else 'it said nothing'}")
+def _command(party: Path, address: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "fedbench.flower", str(party), address]
+
+
+def _await(rounds: Path, running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until there is the file of the rounds, or never will be."""
+    server, *clients = running
+    while server.poll() is None and not rounds.exists() and not any(client.poll() for client in clients):
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(0.2)
+
+
+def _failed(parties: Sequence[Path], running: Sequence[subprocess.Popen[bytes]]) -> Failed:
+    """Return what became of the party that died first, as far as one can tell: a client's death ends the server too."""
+    for process in running[1:]:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+    dead = [party for party, process in zip(parties, running, strict=True) if process.poll()]
+    log = (dead or parties[:1])[-1] / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return Failed(f"{log.parent.name} died: {lines[-1] if lines else 'it said nothing'} (see {log})")
+
+
+def simulate(cell: Cell, arrays: "Arrays", partition: "Partition", base: Path) -> Outcome:
+    """Return what the simulation comes to, computed as the parties compute."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        return cells.run_cell(cell, arrays, partition, engine="loop", threads=THREADS, base=base)
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- what it came to
 
 
 def in_words(played: Round) -> Iterator[str]:
@@ -246,16 +199,44 @@ def in_words(played: Round) -> Iterator[str]:
             )
 
 
-def difference(played: Sequence[Round], simulated: "Outcome") -> float:
-    """Return the largest difference of a metric from the simulation's; infinity if other bytes were counted."""
-    largest = 0.0
-    for one in played:
-        row = one.number - 1
-        if any((values != simulated.traffic[name][row]).any() for name, values in one.traffic.items()):
-            return math.inf
-        for name, values in one.metrics.items():
-            known = simulated.metrics[name][row]
-            if (np.isnan(values) != np.isnan(known)).any():
-                return math.inf
-            largest = max(largest, float(np.nan_to_num(np.abs(values - known)).max()))
-    return largest
+def contradiction(played: Played, simulated: Outcome) -> str:
+    """Return in words what is not the simulation's and no matter of rounding, the first such thing; or nothing."""
+    if played.status != simulated.status:
+        return f"it {_ended(played)}, and the simulation {_ended(simulated)}"
+    rounds = len(next(iter(simulated.traffic.values()), ()))
+    if len(played.rounds) != rounds:
+        return f"it ended after round {len(played.rounds)}, and the simulation after {rounds}"
+    names = {name for one in played.rounds for name in one.metrics}
+    for lone, where in (
+        (names - set(simulated.metrics), "here"),
+        (own(simulated.metrics) - names, "in the simulation"),
+    ):
+        if lone:
+            return f"{min(lone)} was measured only {where}"
+    for row, one in enumerate(played.rounds):
+        for name, counts in simulated.traffic.items():
+            if (one.traffic[name] != counts[row]).any():
+                return f"round {one.number}: {name} is counted otherwise"
+        for name in sorted(names):
+            if (np.isnan(_metric(one, name)) != np.isnan(simulated.metrics[name][row])).any():
+                return f"round {one.number}: {name} was measured of other clients"
+    return ""
+
+
+def difference(played: Played, simulated: Outcome) -> float:
+    """Return the largest difference of a metric from the simulation's; between the two is no contradiction."""
+    off = [
+        np.abs(values - simulated.metrics[name][row])
+        for row, one in enumerate(played.rounds)
+        for name, values in one.metrics.items()
+    ]
+    return max((float(np.nan_to_num(values).max()) for values in off), default=0.0)
+
+
+def _metric(one: Round, name: str) -> NDArray[np.float64]:
+    nowhere = np.full(len(one.traffic["up/bytes"]), np.nan)
+    return one.metrics.get(name, nowhere)
+
+
+def _ended(end: Played | Outcome) -> str:
+    return f"{end.status} ({end.message})" if end.message else end.status

@@ -1,6 +1,5 @@
 """`fedbench deploy`: one cell as a real federation on this machine, held against the simulation."""
 
-import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,19 +11,23 @@ from fedbench.errors import InputError
 from fedbench.words import counted
 
 if TYPE_CHECKING:
+    from fedbench.apart import Played
     from fedbench.cells import Cell
+    from fedbench.federation import Outcome
 
-_TOLERANCE = 1e-5
+_TOLERANCES = {"float32": 1e-5, "float64": 1e-9}
+"""How far rounding may take a metric from the simulation's, by `training.dtype`."""
 
 
 def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store: Path) -> None:
-    """Deploy the one cell that there is, and simulate it; exit code 1 if they differ in metrics, or bytes do not fit.
+    """Deploy the one cell that there is, and simulate it; exit code 1 if they differ, or bytes do not fit.
 
-    The parties' folders are written into a new folder `to`, or one in `store`.  InputError for several cells, a tuned
+    The parties' folders are written into a new folder `to`, or one in `store`, which is there once all is played.
+    InputError for several cells, a tuned
     one, a folder that is there already, or without Flower.
     """
+    from fedbench import apart, data, deploy, wire
     from fedbench import cells as cell
-    from fedbench import data, deploy
 
     if len({one.key for one in cells}) > 1:
         raise InputError(f"deploy: {counted(len(cells), 'cell')}; say which one with --only and --seeds")
@@ -43,27 +46,34 @@ def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store:
     arrays = data.load(cell.source(one, base), root)
     partition = cell.draw_partition(one, arrays, base)
     cell.Checker(base).check(one, arrays, partition)
-    parties = deploy.write_parties(one, arrays, partition, base, folder)
-    print(f"{one.label}: a server and {len(parties) - 1} clients, from {folder}", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        played = deploy.play(parties)
-    except deploy.Failed as failed:
+        with deploy.aside(folder) as part:
+            parties = deploy.write_parties(one, arrays, partition, base, part)
+            print(f"{one.label}: a server and {len(parties) - 1} clients, to {folder}", flush=True)
+            played = deploy.run(parties)
+            simulated = deploy.simulate(one, arrays, partition, base)
+    except apart.Failed as failed:
         print(failed)
         raise typer.Exit(1) from None
-    simulated = cell.run_cell(one, arrays, partition, engine="loop", base=base)
-    largest = deploy.difference(played, simulated)
-    fits = all(played_round.fits(direction) for played_round in played for direction in deploy.DIRECTIONS)
-    print(_compared(largest))
+    equal, said = _compared(played, simulated, _TOLERANCES[one.recipe["training"]["dtype"]])
+    fits = all(played_round.fits(direction) for played_round in played.rounds for direction in wire.DIRECTIONS)
+    print(said)
     print(f"bytes serialised are {'' if fits else 'NOT '}those counted and a header within its bounds")
-    if largest > _TOLERANCE or not fits:
+    if not (equal and fits):
         raise typer.Exit(1)
 
 
-def _compared(largest: float) -> str:
+def _compared(played: "Played", simulated: "Outcome", tolerance: float) -> tuple[bool, str]:
+    """Return whether the two are equal up to rounding, and that in words."""
+    from fedbench import deploy
+
+    if wrong := deploy.contradiction(played, simulated):
+        return False, f"NOT the simulation: {wrong}"
+    end = f"; both {played.status}, {played.message}" if played.status != "completed" else ""
+    largest = deploy.difference(played, simulated)
     if largest == 0:
-        return "metrics and counted bytes are the simulation's, bit for bit"
-    if largest <= _TOLERANCE:
-        return f"metrics are the simulation's up to {largest:.1e}, and counted bytes exactly"
-    if math.isfinite(largest):
-        return f"metrics are NOT the simulation's: they differ by up to {largest:.1e}"
-    return "counted bytes, or which clients were measured, are NOT the simulation's"
+        return True, f"metrics and counted bytes are the simulation's, bit for bit{end}"
+    if largest <= tolerance:
+        return True, f"metrics are the simulation's up to {largest:.1e}, and counted bytes exactly{end}"
+    return False, f"metrics are NOT the simulation's: they differ by up to {largest:.1e}{end}"

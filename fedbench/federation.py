@@ -448,15 +448,20 @@ def _each(change: Callable[[Any], Any], table: Mapping[str, Any]) -> dict[str, A
 
 def first_state(setup: Setup) -> State:
     """Return the state before round 1."""
-    net, kept = setup.groups[0].net, []
-    server = setup.method.init_server(net, setup.initial(0), setup.data.clients, keys.derive(setup.seed, "server"))
+    kept = []
     for group in setup.groups:
         stacked: dict[str, Tensor | Rows] = {}
         for place, client in enumerate(group.clients):
             mine = setup.method.init_client(group.net, setup.initial(client))
             put(stacked, torch.tensor(place), stack([mine]), len(group.clients))
         kept.append(parameters(stacked))
-    return State(0, server, kept)
+    return State(0, first_server(setup), kept)
+
+
+def first_server(setup: Setup) -> Message:
+    """Return the server's state before round 1."""
+    seed = keys.derive(setup.seed, "server")
+    return setup.method.init_server(setup.groups[0].net, setup.initial(0), setup.data.clients, seed)
 
 
 def rounds(setup: Setup, state: State) -> Iterator[tuple[State, Record]]:
@@ -470,9 +475,8 @@ def rounds(setup: Setup, state: State) -> Iterator[tuple[State, Record]]:
 def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
     """Return the state after one more round, and what was measured."""
     number = state.round_number + 1
-    measured = number % setup.training.evaluate_every == 0 or number == setup.training.rounds
     chosen = participants(setup, number)
-    local = _LocalExaminer(setup) if measured else None
+    local = _LocalExaminer(setup) if is_evaluated(setup, number) else None
     began = time.perf_counter()
     kept = list(state.kept)
     uploads: list[Message] = []
@@ -484,8 +488,8 @@ def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
             uploads.append(wire.carry("up", job.clients, sent))
             work |= done
         del job  # before the merge: the downloads may be large
-    _check_losses(work)
-    server = _merge(setup, state.server, uploads, chosen)
+    check_losses({client: done.losses for client, done in work.items()})
+    server = merge(setup, state.server, uploads, chosen)
     state = State(number, server, kept)
     return state, _record(setup, state, wire, work, local, began)
 
@@ -526,6 +530,11 @@ def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Para
     return kept, uploads, work
 
 
+def is_evaluated(setup: Setup, round_number: int) -> bool:
+    """Return whether clients are evaluated after a round."""
+    return round_number % setup.training.evaluate_every == 0 or round_number == setup.training.rounds
+
+
 def participants(setup: Setup, round_number: int) -> list[int]:
     """Return the clients of a round, ascending; newcomers, and clients without training samples, never take part."""
     if setup.participants is not None:
@@ -537,7 +546,7 @@ def participants(setup: Setup, round_number: int) -> list[int]:
     return [client for client in chosen if len(setup.data.train[client])]
 
 
-def _merge(setup: Setup, server: Message, uploads: list[Message], chosen: list[int]) -> Message:
+def merge(setup: Setup, server: Message, uploads: list[Message], chosen: list[int]) -> Message:
     """Return the server's state after the round; a round without participants changes nothing."""
     if not uploads:
         return server
@@ -564,11 +573,12 @@ def _joined(uploads: list[Message]) -> Message:
     return joined
 
 
-def _check_losses(work: Mapping[int, Work]) -> None:
-    for client, done in work.items():
-        bad = [name for name, value in done.losses.items() if not np.isfinite(value)]
+def check_losses(losses: Mapping[int, Mapping[str, float]]) -> None:
+    """Raise `Diverged` for a training loss, by client and name, that is not finite."""
+    for client, found in losses.items():
+        bad = [name for name, value in found.items() if not np.isfinite(value)]
         if bad:
-            raise Diverged(f"client {client}'s training {bad[0]} is {done.losses[bad[0]]}")
+            raise Diverged(f"client {client}'s training {bad[0].removeprefix('train/')} is {found[bad[0]]}")
 
 
 # --- measuring
@@ -652,12 +662,17 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
 
 def _check_evaluated(setup: Setup, metrics: FloatTable) -> None:
     """Raise `Diverged` for a loss that is not finite.  Before round 1 nothing has diverged yet, so nobody asks then."""
-    for name, held in (("test", setup.data.test), ("validation", setup.data.validation)):
-        loss = metrics.get(f"{name}/loss", np.zeros(0))
+    for split, held in (("test", setup.data.test), ("validation", setup.data.validation)):
+        loss = metrics.get(f"{split}/loss", np.zeros(0))
         there = [client for client in range(len(loss)) if client not in setup.newcomers.clients and len(held[client])]
-        bad = [client for client in there if not np.isfinite(loss[client])]
-        if bad:
-            raise Diverged(f"the {name} loss is not finite for client {bad[0]}")
+        check_evaluated(split, {client: float(loss[client]) for client in there})
+
+
+def check_evaluated(split: str, losses: Mapping[int, float]) -> None:
+    """Raise `Diverged` for a client's loss that is not finite."""
+    bad = [client for client, loss in losses.items() if not np.isfinite(loss)]
+    if bad:
+        raise Diverged(f"the {split} loss is not finite for client {bad[0]}")
 
 
 def _spread(values: Mapping[int, float], clients: int, missing: float = np.nan) -> NDArray[np.float64]:

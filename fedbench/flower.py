@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -34,19 +34,19 @@ from flwr.common import (
 )
 from flwr.server import History, ServerConfig, SimpleClientManager
 
-from fedbench.apart import ClientHalf
-from fedbench.deploy import Answer, in_words, read_party, rounds, write_rounds
+from fedbench.apart import Answer, ClientHalf, Round, play
+from fedbench.deploy import THREADS, in_words, read_party, write_rounds
 from fedbench.federation import Setup
-from fedbench.wire import Diverged
 
 _PATIENCE = 120  # seconds to wait for all clients, and for the server
+_WORK = 3600  # seconds for a client to train or evaluate in a round
 _OK = Status(Code.OK, "")
 
 
 def main(folder: str, address: str) -> None:
     """Be a party until the last round is over."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     party = read_party(Path(folder))
     if party.client is None:
         server = _Server(party.setup, Path(folder))
@@ -97,31 +97,25 @@ class _Server:
         if not self._manager.wait_for(clients, _PATIENCE):
             there = self._manager.num_available()
             raise TimeoutError(f"{there} of {clients} clients are there after {_PATIENCE} seconds")
-        for proxy in self._manager.all().values():
-            properties = proxy.get_properties(GetPropertiesIns({}), _PATIENCE, None).properties
-            self._proxies[int(properties["client"])] = proxy
-        played = []
-        try:
-            for one in rounds(self._setup, self):
-                played.append(one)
-                print(*in_words(one), sep="\n", flush=True)
-        except Diverged as divergence:
-            print(f"diverged in round {len(played) + 1}: {divergence}", flush=True)
+        self._proxies = _by_number(self._manager.all().values(), clients)
+        played = play(self._setup, self, _say)
+        if played.message:
+            print(f"{played.status} in {played.message}", flush=True)
         write_rounds(played, self._folder)
         return History(), 0.0
 
     def disconnect_all_clients(self, timeout: float | None) -> None:
         """Send the clients home."""
-        for proxy in self._proxies.values():
+        for proxy in list(self._manager.all().values()):
             with suppress(Exception):  # it hangs up, perhaps before it has answered
-                proxy.reconnect(ReconnectIns(None), timeout, None)
+                proxy.reconnect(ReconnectIns(None), _PATIENCE, None)
 
     def train(self, number: int, packed: Mapping[int, bytes]) -> Mapping[int, Answer]:
         """Let clients train, all at once."""
 
         def one(client: int, message: bytes) -> Answer:
             ins = FitIns(_message(message), {"round": number})
-            res = self._proxies[client].fit(ins, None, number)
+            res = self._proxies[client].fit(ins, _WORK, number)
             sizes = serde.fit_ins_to_proto(ins).ByteSize(), serde.fit_res_to_proto(res).ByteSize()
             return Answer(res.parameters.tensors[0], res.metrics, *sizes)
 
@@ -132,11 +126,28 @@ class _Server:
 
         def one(client: int, message: bytes) -> Answer:
             ins = EvaluateIns(_message(message), {})
-            res = self._proxies[client].evaluate(ins, None, None)
+            res = self._proxies[client].evaluate(ins, _WORK, None)
             sizes = serde.evaluate_ins_to_proto(ins).ByteSize(), serde.evaluate_res_to_proto(res).ByteSize()
             return Answer(b"", res.metrics, *sizes)
 
         return _at_once(one, packed)
+
+
+def _by_number(proxies: Iterable[Any], clients: int) -> dict[int, Any]:
+    """Ask those that have connected which client they are; ValueError unless each is one, and another."""
+    found: dict[int, Any] = {}
+    for proxy in proxies:
+        number = proxy.get_properties(GetPropertiesIns({}), _PATIENCE, None).properties.get("client")
+        if number not in range(clients):
+            raise ValueError(f"somebody connected as client {number}; want 0 to {clients - 1}")
+        if number in found:
+            raise ValueError(f"two have connected as client {number}")
+        found[int(number)] = proxy
+    return found
+
+
+def _say(played: Round) -> None:
+    print(*in_words(played), sep="\n", flush=True)
 
 
 def _at_once(one: Callable[[int, bytes], Answer], packed: Mapping[int, bytes]) -> Mapping[int, Answer]:

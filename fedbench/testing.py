@@ -759,22 +759,22 @@ def _processes(method: Method) -> None:
     )
     wanted = _parties(method)  # first, so that what fails here too is not blamed on the processes
     try:
-        for number, found in enumerate(apart.play(method, _federation)):
-            for client, party in enumerate(found):
-                there = {f"'{name}' of its model": values for name, values in party.params.items()}
-                there |= {name: np.array(value) for name, value in {**party.metrics, **party.traffic}.items()}
-                here = {name: wanted[number][client][name] for name in there}
-                if difference := _difference(here, there, 1e-9):
+        for (found, models), here in zip(apart.in_processes(method, _federation), wanted, strict=True):
+            for client, model in models.items():
+                there = {f"'{name}' of its model": values for name, values in model.items()}
+                told = {**found.metrics, **found.traffic}
+                there |= {name: np.array(values[client]) for name, values in told.items()}
+                if difference := _difference(here[client], there, 1e-9):
                     raise Broken(
                         f"with server and clients as processes of their own, client {client} is another in round "
-                        f"{number + 1} ({difference}): {said}"
+                        f"{found.number} ({difference}): {said}"
                     )
     except apart.Failed as failed:
         raise Broken(f"{failed}; with all in one process it works: {said}") from failed
 
 
 def _parties(method: Method) -> list[list[_Played]]:
-    """Return, by round and client, what `apart.play` tells, of a federation in this process."""
+    """Return, by round and client, what `apart.in_processes` tells, of a federation in this process."""
     setup = _federation(method)
     found: list[list[_Played]] = []
     models: list[_Played] = [{} for _ in range(setup.data.clients)]
@@ -784,9 +784,8 @@ def _parties(method: Method) -> list[list[_Played]]:
             models[client] = {f"'{name}' of its model": t.detach().numpy().copy() for name, t in params.items()}
 
     for _, record in rounds(replace(setup, probe=probe), first_state(setup)):
-        measured: _Played = {**record.metrics}
-        for way in ("up", "down", "evaluation"):
-            measured[way] = np.sum([record.traffic[f"{way}/{kind}"] for kind in _BYTES], 0)
+        own = apart.own(record.metrics)
+        measured: _Played = {**{n: v for n, v in record.metrics.items() if n in own}, **record.traffic}
         found.append([{**m, **{n: np.array(v[i]) for n, v in measured.items()}} for i, m in enumerate(models)])
     return found
 

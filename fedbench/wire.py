@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbench.method import Message, Rows
 
 Direction = Literal["up", "down", "evaluation"]
+DIRECTIONS: tuple[Direction, ...] = ("up", "down", "evaluation")
 _INDEX_BYTES = 4  # a row's label travels as a 32-bit integer
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
@@ -67,9 +68,7 @@ class Wire:
         counts = self._counts
         kinds = ("scalars", "bytes", "index_bytes", "buffers", "buffer_bytes")
         self._counts = {
-            f"{direction}/{kind}": np.zeros(self._clients, np.int64)
-            for direction in ("up", "down", "evaluation")
-            for kind in kinds
+            f"{direction}/{kind}": np.zeros(self._clients, np.int64) for direction in DIRECTIONS for kind in kinds
         }
         return counts
 

@@ -1,5 +1,6 @@
 """Deployed cells: parties with their own samples only, the numbers of the simulation, the bytes that were counted."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,24 +14,14 @@ import torch
 import yaml
 from conftest import Run, Tiny
 
-from fedbench import cells, samples
-from fedbench.apart import ClientHalf
+from fedbench import cells, deploy, samples
+from fedbench.apart import Answer, ClientHalf, Failed, Played, play
 from fedbench.cells import Cell, draw_partition
-from fedbench.deploy import (
-    DIRECTIONS,
-    Answer,
-    Failed,
-    Round,
-    difference,
-    play,
-    read_party,
-    read_rounds,
-    rounds,
-    write_parties,
-    write_rounds,
-)
+from fedbench.deploy import aside, contradiction, difference, read_party, read_rounds, write_parties, write_rounds
+from fedbench.deploy_commands import _compared
 from fedbench.executors import Setting, load_arrays
 from fedbench.federation import Outcome
+from fedbench.wire import DIRECTIONS
 
 ENVELOPE = 20  # bytes that a link adds to a message
 
@@ -65,13 +56,12 @@ def deployed(tiny: Tiny, cell: Cell) -> tuple[list[Path], Outcome]:
     base, arrays = tiny.file.parent, load_arrays(cell, Setting(tiny.data, tiny.file.parent))
     partition = draw_partition(cell, arrays)
     folder = tiny.out / cell.label
-    return write_parties(cell, arrays, partition, base, folder), cells.run_cell(
-        cell, arrays, partition, engine="loop", base=base
-    )
+    parties = write_parties(cell, arrays, partition, base, folder)
+    return parties, deploy.simulate(cell, arrays, partition, base)
 
 
-def played(parties: list[Path]) -> list[Round]:
-    return list(rounds(read_party(parties[0]).setup, Direct(parties)))
+def played(parties: list[Path]) -> Played:
+    return play(read_party(parties[0]).setup, Direct(parties), lambda one: None)
 
 
 def test_a_party_has_its_own_samples_and_no_others(tiny: Tiny) -> None:
@@ -106,31 +96,175 @@ def test_parties_come_to_the_numbers_of_the_simulation_and_send_what_was_counted
         (tiny.file.parent / "folder" / "mine.py").rename(tiny.file.parent / "away.py")  # a party has all that it needs
         found = played(parties)
         (tiny.file.parent / "away.py").rename(tiny.file.parent / "folder" / "mine.py")
-        assert difference(found, outcome) == 0
-        assert [("test/accuracy" in one.metrics) for one in found] == [False, True, True]
-        for one in found:
+        assert (contradiction(found, outcome), difference(found, outcome)) == ("", 0)
+        assert [("test/accuracy" in one.metrics) for one in found.rounds] == [False, True, True]
+        for one in found.rounds:
             for direction in DIRECTIONS:
                 assert one.fits(direction)
                 scalars = one.traffic[f"{direction}/scalars"]
                 assert (scalars * 4 <= one.serialised[direction]).all()
-        assert sum(int(one.traffic["up/scalars"].sum()) for one in found) == outcome.traffic["up/scalars"].sum() > 0
+        sent = sum(int(one.traffic["up/scalars"].sum()) for one in found.rounds)
+        assert sent == outcome.traffic["up/scalars"].sum() > 0
         write_rounds(found, parties[0])
         again = read_rounds(parties[0])
-        assert difference(again, outcome) == 0
-        assert all(one.fits(direction) for one in again for direction in DIRECTIONS)
+        assert (contradiction(again, outcome), difference(again, outcome)) == ("", 0)
+        assert all(one.fits(direction) for one in again.rounds for direction in DIRECTIONS)
 
 
-def test_other_numbers_and_bytes_that_were_not_counted_are_noticed(tiny: Tiny) -> None:
-    cell = tiny.cells()[1]
-    parties, outcome = deployed(tiny, cell)
-    one, *others = played(parties)
-    off = {**one.metrics, "test/loss": one.metrics["test/loss"] + 0.25}
-    assert difference([replace(one, metrics=off), *others], outcome) == pytest.approx(0.25)
+def test_a_party_holds_no_path_of_its_author(tiny: Tiny) -> None:
+    (tiny.file.parent / "folder").mkdir()
+    (tiny.file.parent / "trouble.py").rename(tiny.file.parent / "mine.py")
+    tiny.change(methods={"mine": {"method": "../mine.py:Trouble"}})
+    tiny.file.rename(tiny.file.parent / "folder" / "tiny.yaml")
+    tiny = replace(tiny, file=tiny.file.parent / "folder" / "tiny.yaml")
+    parties, _ = deployed(tiny, tiny.cells()[0])
+    assert json.loads((parties[0] / "party.json").read_text())["base"] == "files/folder"
+    assert (parties[0] / "files" / "mine.py").exists()
+    assert str(tiny.out) not in (parties[0] / "party.json").read_text()
+    assert read_party(parties[0]).client is None
+
+
+def test_metrics_and_bytes_that_are_not_the_simulations_are_noticed(tiny: Tiny) -> None:
+    tiny.change(partition={"name": "iid", "clients": 4, "validation": 0.2})
+    parties, outcome = deployed(tiny, tiny.cells()[1])
+    whole = played(parties)
+    one, *others = whole.rounds
+    assert {name.split("/")[0] for name in one.metrics} == {"train", "local", "test", "validation"}
+
+    def said(**changes: object) -> str:
+        return contradiction(Played([replace(one, **changes), *others]), outcome)  # type: ignore[arg-type]  # any field
+
+    loss = one.metrics["test/loss"]
+    off = Played([replace(one, metrics={**one.metrics, "test/loss": loss + 0.25}), *others])
+    assert contradiction(off, outcome) == ""
+    assert difference(off, outcome) == pytest.approx(0.25)
+    assert not _compared(off, outcome, 1e-5)[0]
     more = {**one.traffic, "up/scalars": one.traffic["up/scalars"] + 1}
-    assert difference([replace(one, traffic=more), *others], outcome) == np.inf
+    assert said(traffic=more) == "round 1: up/scalars is counted otherwise"
+    fewer = np.where(np.arange(4) == 2, np.nan, loss)
+    assert said(metrics={**one.metrics, "test/loss": fewer}) == "round 1: test/loss was measured of other clients"
+    assert said(metrics={**one.metrics, "test/loss/new": loss}) == "test/loss/new was measured only here"
+    without = [replace(r, metrics={n: v for n, v in r.metrics.items() if n != "test/loss"}) for r in whole.rounds]
+    assert contradiction(Played(without), outcome) == "test/loss was measured only in the simulation"
     for beside in (-1000, 10_000):
         sent = {**one.serialised, "up": one.serialised["up"] + beside}
         assert not replace(one, serialised=sent).fits("up")
+
+
+def test_rounds_that_were_not_played_are_noticed(tiny: Tiny) -> None:
+    parties, outcome = deployed(tiny, tiny.cells()[1])
+    whole = played(parties)
+    assert _compared(whole, outcome, 0)[0]
+    for number in (0, 2):
+        prefix = Played(whole.rounds[:number])
+        assert contradiction(prefix, outcome) == f"it ended after round {number}, and the simulation after 3"
+        assert not _compared(prefix, outcome, 1)[0]
+        said = contradiction(Played(prefix.rounds, "diverged", "round 1: no"), outcome)
+        assert said == "it diverged (round 1: no), and the simulation completed"
+
+
+def test_a_cell_that_diverges_does_so_in_both(tiny: Tiny) -> None:
+    for lr, method in ((1e30, "fedavg"), (1e30, "local"), (1e4, "local")):
+        tiny.change(training={"rounds": 3, "batch_size": 4, "optimizer": {"name": "sgd", "lr": lr}})
+        (cell,) = (cell for cell in tiny.cells() if cell.label == method)
+        parties, outcome = deployed(replace(tiny, out=tiny.out / f"{method}{lr}"), cell)
+        found = played(parties)
+        assert outcome.status == "diverged"
+        assert (found.status, found.message) == (outcome.status, outcome.message)
+        write_rounds(found, parties[0])
+        again = read_rounds(parties[0])
+        assert again.message == outcome.message
+        equal, said = _compared(again, outcome, 0)
+        assert equal
+        assert said.endswith(f"; both diverged, {outcome.message}")
+
+
+def test_the_simulation_has_as_many_threads_as_a_party(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    monkeypatch.setattr(
+        cells, "run_cell", lambda *_, **more: threads.append((torch.get_num_threads(), more["threads"]))
+    )
+    cell, before = tiny.cells()[0], torch.get_num_threads()
+    arrays = load_arrays(cell, Setting(tiny.data, tiny.file.parent))
+    torch.set_num_threads(3)
+    try:
+        deploy.simulate(cell, arrays, draw_partition(cell, arrays), tiny.file.parent)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [(1, 1)]
+
+
+PARTY = """
+import os, sys, time
+from pathlib import Path
+party, what = Path(sys.argv[1]), sys.argv[2]
+rounds = party.parent / "server" / "rounds.npz"
+if party.name == "server" and what == "dies early":
+    sys.exit("no port")
+if party.name == "server":
+    (party / "given.npz").rename(rounds)
+    while not (party.parent / "client-0" / "gone").exists():
+        time.sleep(0.01)
+else:
+    while what == "dies late" and not rounds.exists():
+        time.sleep(0.01)
+    (party / "gone").touch()
+    sys.exit("hung up on")
+"""
+
+
+def test_clients_that_are_hung_up_on_after_the_last_round_have_not_died(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties, outcome = deployed(tiny, tiny.cells()[1])
+    write_rounds(played(parties), parties[0])
+    given, what = (parties[0] / "rounds.npz").read_bytes(), "dies late"
+    (parties[0] / "given.npz").write_bytes(given)
+    monkeypatch.setattr(deploy, "_command", lambda party, _: [sys.executable, "-c", PARTY, str(party), what])
+    assert contradiction(deploy.run(parties[:2]), outcome) == ""
+    what = "dies early"
+    with pytest.raises(Failed, match=r"(server died: no port|client-0 died: hung up on) \(see .*log.txt\)"):
+        deploy.run(parties[:2])
+
+
+def test_what_fails_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
+    folder, part = tmp_path / "parties", tmp_path / "parties.part"
+
+    def attempt(error: BaseException) -> None:
+        with aside(folder) as given:
+            given.mkdir()
+            raise error
+
+    for error, left in ((KeyboardInterrupt(), False), (Failed("client-0 died"), True)):
+        part.mkdir()
+        (part / "of an attempt before").touch()
+        with pytest.raises(type(error)):
+            attempt(error)
+        assert (folder.exists(), part.exists()) == (False, left)
+    with aside(folder) as given:
+        given.mkdir()
+    assert (folder.exists(), part.exists()) == (True, False)
+
+
+@needs_flower
+def test_a_client_that_is_none_or_there_twice_is_refused() -> None:
+    from flwr.common import Code, GetPropertiesRes, Status
+
+    from fedbench.flower import _by_number
+
+    class Proxy:
+        def __init__(self, number: object) -> None:
+            self.number = number
+
+        def get_properties(self, *_: object) -> GetPropertiesRes:
+            return GetPropertiesRes(Status(Code.OK, ""), {} if self.number is None else {"client": self.number})
+
+    last, first = Proxy(1), Proxy(0)
+    assert _by_number([last, first], 2) == {0: first, 1: last}
+    for number, line in ((1, "two have connected as client 1"), (2, "as client 2; want 0 to 1"), (None, "client None")):
+        with pytest.raises(ValueError, match=line):
+            _by_number([Proxy(0), Proxy(1), Proxy(number)], 2)
 
 
 @needs_flower
@@ -162,7 +296,7 @@ def test_a_party_that_dies_is_named(tiny: Tiny) -> None:
     parties, _ = deployed(tiny, cell)
     (parties[2] / "samples.npz").write_bytes(b"nothing")
     with pytest.raises(Failed, match=r"client-1 died: .*samples.npz: not a readable"):
-        play(parties)
+        deploy.run(parties)
 
 
 def test_what_cannot_be_deployed_is_said_at_once(tiny: Tiny, fedbench: Run, monkeypatch: pytest.MonkeyPatch) -> None:

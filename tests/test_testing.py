@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import broken_methods as broken
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from fedbench import apart, plugins, testing
 from fedbench.averaging import Averaging
 from fedbench.method import Method
 from fedbench.net import Net
+from fedbench.wire import DIRECTIONS
 
 CASES: list[tuple[type[Method], str, str]] = [
     (broken.SmugglesUp, "processes", r"^the server, in a process of its own, raised KeyError: .* global variable"),
@@ -96,8 +98,8 @@ def test_verdicts_are_of_all_checks_and_an_honest_method_keeps_them() -> None:
     assert {verdict.check.name for verdict in verdicts if verdict.remark} == {"mixed_models"}
 
 
-def test_a_method_that_only_looks_at_the_wire_passes_all_but_one_check() -> None:
-    """What the separate processes notice, no other check of the numbers does."""
+def test_a_method_whose_clients_find_the_servers_model_fails_no_check_of_the_numbers_but_two() -> None:
+    """Separate processes notice it, and so do runs of other seeds."""
     failed = {verdict.check.name for verdict in testing.verdicts(broken.SmugglesDown) if verdict.broken}
     assert failed == {"repeats", "processes"}
 
@@ -145,8 +147,15 @@ def test_a_check_takes_an_instance_or_a_class() -> None:
 
 
 def test_processes_play_what_one_process_plays() -> None:
-    found = list(apart.play(broken.Plain(), testing._federation))
-    assert len(found) == 2
-    for number in range(2):
-        assert {client.traffic["up"] for client in found[number]} == {found[0][0].traffic["up"]}
-    assert found[0][0].traffic["up"] > 0
+    here = testing._parties(broken.Plain())
+    there = list(apart.in_processes(broken.Plain(), testing._federation))
+    assert len(here) == len(there) == 2
+    for (played, models), wanted in zip(there, here, strict=True):
+        assert played.traffic["up/bytes"].min() > 0
+        for client, model in models.items():
+            found = {f"'{name}' of its model": values for name, values in model.items()}
+            told = {**played.metrics, **played.traffic}
+            found |= {name: np.array(values[client]) for name, values in told.items()}
+            assert "local/loss" in found
+            assert testing._difference(wanted[client], found, 1e-9) == ""
+        assert all(played.fits(direction) for direction in DIRECTIONS)
