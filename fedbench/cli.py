@@ -591,9 +591,7 @@ def _execute(setting: "Setting") -> "Executor":
     from fedbench import executors
 
     if setting.cluster:
-        from fedbench.cluster import on_ray
-
-        return on_ray
+        return executors.EXECUTORS["ray"]
     if setting.together > 1:
         return executors.EXECUTORS["together"]
     return executors.EXECUTORS["inline" if setting.workers == 1 else "processes"]

@@ -11,24 +11,23 @@ import signal
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbench import __version__, cells, executors, memory
 from fedbench.cells import Cell
 from fedbench.errors import InputError
-from fedbench.executors import Cluster, Job, Judge, OnRound, Results, Setting, mild
+from fedbench.executors import ATTEMPTS, Cluster, Job, Judge, OnRound, Results, Setting, mild
 from fedbench.options import one_line
 from fedbench.store import CellError, Record
 
 if TYPE_CHECKING:
     from fedbench.data import Arrays
-
-ATTEMPTS = 3
-"""How often a cell is started whose worker or node is lost."""
+    from fedbench.partition import Partition
 
 _PATIENCE = 10.0  # seconds without news, after which the driver looks whether any node is left
 
@@ -36,7 +35,7 @@ _PATIENCE = 10.0  # seconds without news, after which the driver looks whether a
 def on_ray(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs as tasks on a Ray cluster, with no more in flight than it has room for.
 
-    A cell whose worker or node is lost is run again, at most `ATTEMPTS` times in all.  InputError if there is no
+    A cell whose worker or node is lost is run again, `ATTEMPTS` times in all.  InputError if there is no
     cluster at the address, or no node in it on which a cell could ever run.
     """
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
@@ -82,10 +81,10 @@ class _Driver:
         news = self._desk.wait.remote()
         ready: list[Any] = []
         while waiting or lost or self._running:
-            room = self._room() - len(self._running) if waiting or lost or not ready else 0
-            while (waiting or lost) and room > 0:
-                self._start(lost.popleft() if lost else _Task(0, waiting.popleft(), 0))
-                room -= 1
+            if waiting or lost:
+                self._fill(waiting, lost)
+            elif not ready:  # no news for a while: is there any node left?
+                self._room()
             ready, _ = self._ray.wait([news, *self._running], timeout=_PATIENCE)
             self._listen()
             if news in ready:
@@ -98,8 +97,15 @@ class _Driver:
                 else:
                     yield result
 
+    def _fill(self, waiting: deque[Job], lost: deque[_Task]) -> None:
+        """Start as many jobs as there is room for, those that were lost first."""
+        room = self._room() - len(self._running)
+        while (waiting or lost) and room > 0:
+            self._start(lost.popleft() if lost else _Task(0, waiting.popleft(), 0))
+            room -= 1
+
     def give_up(self) -> None:
-        """End the tasks under way, and leave no question open at the desk, which Ray would complain of."""
+        """End the tasks under way, and the driver's wait for news: Ray logs an error about calls that never return."""
         with suppress(self._ray.exceptions.RayError):  # of a cluster that is gone already
             for reference in self._running:
                 self._ray.cancel(reference, force=True)
@@ -108,22 +114,15 @@ class _Driver:
     def _room(self) -> int:
         """Return how many tasks may be in flight; InputError if no node could ever take one."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        slots = sum(_slots(node, self._setting.threads, self._gpus) for node in nodes)
-        if not slots:
-            have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-            raise InputError(
-                f"--executor ray: no node could run a cell, which takes {self._setting.threads} CPUs and "
-                f"{self._gpus:g} GPUs; the nodes have: {have or 'none is left'}"
-            )
-        return min(slots, self._setting.workers or slots)
+        return _room(nodes, self._setting, self._gpus)
 
     def _start(self, before: _Task) -> None:
         job = before.job
         arrays = self._put("data", executors.data_key(job.cell, self._setting), self._arrays, job)
         partition = self._put("partition", job.cell.partition_key, lambda job: job.partition, job)
         task = _Task(next(self._numbers), job, before.attempt + 1)
-        bare = replace(job, partition=partition)
-        reference = self._work.remote(__version__, task.number, bare, arrays, self._there, self._desk)
+        bare = partial(Job, job.cell, chosen=job.chosen, objective=job.objective)
+        reference = self._work.remote(__version__, task.number, bare, partition, arrays, self._there, self._desk)
         self._running[reference] = task
 
     def _arrays(self, job: Job) -> "Arrays":
@@ -160,6 +159,18 @@ class _Driver:
                 return None
             line = f"its worker was lost {ATTEMPTS} times, last: {one_line(error)}"
             return CellError(task.job.cell, line, str(error), input=False)
+
+
+def _room(nodes: Sequence[Mapping[str, float]], setting: Setting, gpus: float) -> int:
+    """Return how many tasks nodes with these resources may have in flight; InputError if none could ever take one."""
+    slots = sum(_slots(node, setting.threads, gpus) for node in nodes)
+    if not slots:
+        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise InputError(
+            f"--executor ray: no node could run a cell, which takes {setting.threads} CPUs and {gpus:g} GPUs; "
+            f"the nodes have: {have or 'none is left'}"
+        )
+    return min(slots, setting.workers or slots)
 
 
 def _slots(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
@@ -226,15 +237,23 @@ class _Desk:
         return taken
 
 
-def _work(version: str, number: int, job: Job, arrays: "Arrays", setting: Setting, desk: Any) -> Record | CellError:
-    """Run a job, of which the partition is in the object store, in a worker of the cluster."""
+def _work(
+    version: str,
+    number: int,
+    bare: "Callable[[Partition], Job]",
+    partition: "Partition",
+    arrays: "Arrays",
+    setting: Setting,
+    desk: Any,
+) -> Record | CellError:
+    """Run a job in a worker of the cluster; Ray has put partition and arrays in the place of references to them."""
     import ray
     import torch
 
+    job = bare(partition)
     if version != __version__:
         line = f"--executor ray: the driver has fedbench {version}, but a node {__version__}; want the same on all"
         return CellError(job.cell, line, "", input=True)
-    job = replace(job, partition=ray.get(job.partition))
     memory.keep_freed()
     torch.set_num_threads(setting.threads)
     executors.hold_arrays(job.cell, setting, arrays)
@@ -263,8 +282,7 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[tuple[Any, Pat
     except ImportError as error:
         raise InputError(f"--executor ray: {error}; pip install 'fedbench-suite[ray]'") from None
     cluster = setting.cluster or Cluster()
-    own: dict[str, Any] = {"num_cpus": (setting.workers or executors.usable_cores()) * setting.threads}
-    own["include_dashboard"] = False
+    own: dict[str, Any] = {"num_cpus": _own_cpus(setting), "include_dashboard": False}
     terminate = signal.getsignal(signal.SIGTERM)
     _check_address(cluster.address)
     with tempfile.TemporaryDirectory(prefix="fedbench-") as folder:
@@ -277,8 +295,9 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[tuple[Any, Pat
                 log_to_driver=False,
                 **({} if cluster.address else own),
             )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise InputError(f"--ray-address {cluster.address}: {one_line(error)}") from error
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            where = f"--ray-address {cluster.address}" if cluster.address else "--executor ray"
+            raise InputError(f"{where}: {one_line(error)}") from error
         finally:
             with suppress(ValueError):  # not the main thread: Ray has taken nothing
                 signal.signal(signal.SIGTERM, terminate)
@@ -286,6 +305,11 @@ def _connected(setting: Setting, jobs: Sequence[Job]) -> Iterator[tuple[Any, Pat
             yield ray, base
         finally:
             ray.shutdown()
+
+
+def _own_cpus(setting: Setting) -> int:
+    """Return how many processors a cluster on this machine is to have: those there are, or what the workers take."""
+    return setting.workers * setting.threads if setting.workers else max(executors.usable_cores(), setting.threads)
 
 
 def _check_address(address: str) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -172,13 +173,17 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
         torch.set_num_threads(before)
 
 
+ATTEMPTS = 2
+"""How often a cell is started whose process, worker or node is lost."""
+
+
 def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
-    """Run the jobs in spawned processes; the cell of one that dies is tried once more, and then ends in an error."""
+    """Run the jobs in spawned processes; a cell whose process dies `ATTEMPTS` times ends in an error."""
     setting = replace(setting, executor="processes")
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     busy: dict[Connection[Any, Any], tuple[_Worker, Job]] = {}
     idle: list[_Worker] = []
-    tried: set[str] = set()
+    tried: Counter[str] = Counter()
 
     def assign(worker: _Worker) -> None:
         job = waiting.popleft()
@@ -207,8 +212,8 @@ def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: J
                         pipe.send(judge(job.cell, message.number, message.value))
                     continue
                 del busy[pipe]
-                if worker.is_dead and job.cell.key not in tried:
-                    tried.add(job.cell.key)
+                tried[job.cell.key] += worker.is_dead
+                if worker.is_dead and tried[job.cell.key] < ATTEMPTS:
                     waiting.appendleft(job)
                     _log.warning("%s: %s; it is tried once more", job.cell.label, message.line)
                     pipe.close()
@@ -229,7 +234,13 @@ def processes(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: J
             worker.process.join()
 
 
-EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes, "together": together}
+def on_ray(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
+    """Run the jobs on a Ray cluster, see `fedbench.cluster`."""
+    found: Executor = resolve_name("fedbench.cluster:on_ray")  # which needs this module
+    yield from found(jobs, setting, on_round, judge)
+
+
+EXECUTORS: dict[str, Executor] = {"inline": inline, "processes": processes, "together": together, "ray": on_ray}
 
 
 def usable_cores() -> int:

@@ -25,9 +25,9 @@ from test_tracking import runs
 from typer.testing import CliRunner
 
 from fedbench.cli import app
-from fedbench.cluster import ATTEMPTS, _slots, on_ray
+from fedbench.cluster import _own_cpus, _room, _slots, on_ray
 from fedbench.errors import InputError
-from fedbench.executors import Cluster, inline
+from fedbench.executors import ATTEMPTS, Cluster, inline, usable_cores
 from fedbench.store import CellError, Record
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -193,3 +193,28 @@ def test_rooms() -> None:
     assert _slots({"CPU": 8.0, "GPU": 1.0}, 1, 0.1) == 8
     assert _slots({"CPU": 8.0}, 1, 0.25) == 0
     assert _slots({"GPU": 1.0}, 1, 1.0) == 0
+
+
+def test_a_cluster_on_this_machine_has_its_processors_however_many_threads_a_cell_has(tiny: Tiny) -> None:
+    where = replace(on_this_machine(tiny), workers=0, threads=2)
+    assert _own_cpus(where) == max(2, usable_cores())
+    assert _own_cpus(replace(where, threads=1000)) == 1000
+    assert _own_cpus(replace(where, workers=3)) == 6
+    assert _room([{"CPU": 4.0}, {"CPU": 3.0}, {"CPU": 1.0}], where, 0.0) == 3
+    assert _room([{"CPU": 4.0}], replace(where, workers=1), 0.0) == 1
+    with pytest.raises(InputError, match="takes 2 CPUs and 0 GPUs; the nodes have: 1 CPUs and 0 GPUs"):
+        _room([{"CPU": 1.0}], where, 0.0)
+
+
+def test_why_ray_did_not_start_is_said_in_a_line(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ray.exceptions.AuthenticationError("no token")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr("fedbench.cluster._check_address", lambda address: None)
+    for address, words in (("", "--executor ray: "), ("10.0.0.1:6379", "--ray-address 10.0.0.1:6379: ")):
+        with pytest.raises(InputError, match=f"^{words}.*no token") as caught:
+            list(on_ray(jobs(tiny)[:1], replace(on_this_machine(tiny), cluster=Cluster(address)), ignore))
+        assert "\n" not in str(caught.value)
