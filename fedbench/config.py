@@ -277,14 +277,19 @@ def load(suite: str | Path) -> Suite:
     if not path.is_file():
         shipped = shipped_suites()
         if str(suite) not in shipped:
+            if path.is_dir():
+                raise InputError(f"{path}: is a folder; want a suite's file or name (or, to report, a results.csv)")
             if path.suffix in (".yaml", ".yml") or path.name != str(suite):
-                raise InputError(f"{path}: no such file")
+                hint = f"; the suite that comes with fedbench is called {path.stem}" if path.stem in shipped else ""
+                raise InputError(f"{path}: no such file{hint}")
             raise unknown("suite", str(suite), shipped)
         path = shipped[str(suite)]
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {options.one_line(error)}") from error
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not text (UTF-8); want a suite in YAML") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
     raw = read_value(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a suite is a mapping of keys to values, such as `methods: [local, fedavg]`")

@@ -100,12 +100,14 @@ class Results:
     - `cards`: of the partitions drawn so far, by the cells' `partition_key` (see `fedbench.partition.draw`).
     - `sources`: where the data come from, by their content hash in the cells' recipes.
     - `studies`: the trials so far of the cells that are tuned, by their `study_key`.
+    - `others`: how many finished cells lie in the same folder and are not among these.
     """
 
     cells: tuple[Result, ...]
     cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sources: Mapping[str, "About"] = field(default_factory=dict)
     studies: Mapping[str, Study] = field(default_factory=dict)
+    others: int = 0
 
     def metrics(self) -> list[str]:
         """Return the names of everything that was measured in any cell, sorted."""
@@ -148,7 +150,7 @@ def collect(store: Store, cells: Iterable[Cell], base: Path | None = None, data:
             sources[content] = source(cell, base).describe(data_root(data))
         if cell.tuned and cell.study_key not in studies and (study := store.study(cell)):
             studies[cell.study_key] = study
-    return Results(tuple(results), cards, sources, studies)
+    return Results(tuple(results), cards, sources, studies, store.others(found))
 
 
 def _look_up(store: Store, cell: Cell) -> Result:

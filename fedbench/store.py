@@ -14,7 +14,7 @@ import io
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,6 +210,11 @@ class Store:
     def finished(self) -> list[str]:
         """Return the keys of all cells that have an outcome."""
         return sorted(path.name for path in (self.root / "cells").glob("*") if path.suffix != ".part")
+
+    def others(self, keys: Collection[str]) -> int:
+        """Return how many cells have an outcome, beside those with these keys and the trials of tuning."""
+        rest = set(self.finished()).difference(keys)
+        return sum("trial" not in _read(self._folder(key) / "cell.json").get("recipe", {}) for key in rest)
 
     def partition(self, cell: Cell, draw: Callable[[], "Partition"]) -> "Partition":
         """Return the cell's partition, drawn and stored the first time; InputError if the stored one is damaged."""

@@ -87,6 +87,21 @@ def test_a_run_ends_with_its_report_and_a_second_one_computes_nothing(fedbench: 
     assert again == out.partition("\n")[2]
 
 
+def test_a_report_says_how_many_finished_cells_it_does_not_show(fedbench: Run, tiny: Tiny) -> None:
+    def note(*command: str) -> str:
+        code, _, err = fedbench(*command)
+        assert (code, err) == (0, "")
+        found = re.search(".*not shown.*", (tiny.out / "tiny" / "report.md").read_text())
+        return found[0] if found else ""
+
+    assert note(*arguments(tiny)) == ""
+    assert "2 finished cells in the suite's folder are not shown: of other" in note(
+        *arguments(tiny, "--only", "method=local")
+    )
+    assert "3 finished cells" in note("report", str(tiny.file), "--set", "rounds=7")
+    assert note("report", str(tiny.file)) == ""
+
+
 def test_everything_is_logged_by_default_and_what_is_logged_needs_no_mlflow(fedbench: Run, tiny: Tiny) -> None:
     code, _, err = fedbench("run", str(tiny.file), "--workers", "1")
     assert (code, err) == (0, "")

@@ -139,7 +139,12 @@ def compare(results: Results, suite: Suite, reference: Reference | None = None) 
             *([_ranks(ranking)] if ranking else []),
         ),
         reading=(*_reading(suite.metric, beside, blocks), *tuning.reading(choices)),
-        notes=(*_notes(members, layout), *_power(blocks), *(_friedman(ranking) if ranking else [])),
+        notes=(
+            *_others(results.others),
+            *_notes(members, layout),
+            *_power(blocks),
+            *(_friedman(ranking) if ranking else []),
+        ),
         ranking=ranking,
         rows=Table("Rows", ("row", "algorithm", "settings"), tuple(rows), texts=3),
         partitions=Table("Partitions", PARTITION_HEAD, tuple(partitions)),
@@ -519,6 +524,13 @@ def _friedman(ranking: Ranking) -> list[str]:
 
 def _equals(p: float) -> str:
     return chance(p) if p < 0.001 else f"= {chance(p)}"
+
+
+def _others(finished: int) -> list[str]:
+    if not finished:
+        return []
+    cells = f"{counted(finished, 'finished cell')} in the suite's folder {'is' if finished == 1 else 'are'}"
+    return [f"{cells} not shown: of other settings (--set, --seeds), or not selected (--only)."]
 
 
 def _notes(members: Sequence[Member], layout: Layout) -> tuple[str, ...]:
