@@ -252,21 +252,6 @@ def _kind(values: NDArray[Any] | None) -> str:
 # --- the checks
 
 
-CHECKS: tuple[Check, ...] = ()
-"""All checks, the simplest first."""
-
-
-def _check(promise: str) -> Callable[[Callable[[Method], str | None]], Check]:
-    def register(function: Callable[[Method], str | None]) -> Check:
-        global CHECKS
-        made = Check(function.__name__.lstrip("_"), promise, function)
-        CHECKS = (*CHECKS, made)
-        return made
-
-    return register
-
-
-@_check("it is a frozen dataclass, and its hyperparameters, presets and ranges are valid")
 def _contract(method: Method) -> None:
     cls = type(method)
     marks = vars(cls).get("__dataclass_params__")
@@ -307,7 +292,6 @@ def _marked(hint: Any) -> Iterator[Any]:
             yield from mark.values
 
 
-@_check("the loss is one number per example, and padded examples count for nothing")
 def _loss(method: Method) -> None:
     setup = _federation(method, _normalised)
     net, data = setup.groups[0].net, setup.data
@@ -362,7 +346,6 @@ def _padded(data: Samples, batch: Batch) -> Batch:
     )
 
 
-@_check("no function changes what it is given")
 def _inputs(method: Method) -> None:
     setup = _federation(method)
     net, data = setup.groups[0].net, setup.data
@@ -436,7 +419,6 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-@_check("equal seeds give equal numbers, whatever ran before, and other seeds give others")
 def _repeats(method: Method) -> None:
     before = _remembered(method)
     runs = []
@@ -478,7 +460,6 @@ def _remembered(method: Method) -> dict[str, str]:
     return {name: repr(value) for name, value in {**held, **vars(method)}.items()}
 
 
-@_check("both engines give the same numbers, in float64 to 1e-9")
 def _engines(method: Method) -> str:
     remark = ""
     other: dict[str, Any] = {"epochs": 2, "optimizer": Optimizer("adam", lr=0.01, weight_decay=0.1)}
@@ -517,7 +498,6 @@ def _why_not(job: Job) -> str:
     return ""
 
 
-@_check("neither the order of clients, nor how many are computed at a time, nor threads change a number")
 def _order(method: Method) -> None:
     setup = _federation(method)
     wanted = _played(setup)
@@ -550,7 +530,6 @@ class _Backwards(Engine):
             yield from (part._replace(places=[place]) for part in Loop().train(alone))
 
 
-@_check("single and double precision agree")
 def _precision(method: Method) -> None:
     played = {dtype: _played(_federation(method, dtype=dtype)) for dtype in ("float32", "float64")}
     for name, values in played["float64"].items():
@@ -562,7 +541,6 @@ def _precision(method: Method) -> None:
             raise Broken(f"{name}: float32 and float64 are {np.abs(values - other).max():.1e} apart")
 
 
-@_check("its state can be saved and loaded, and a run that was killed goes on as if nothing had happened")
 def _resume(method: Method) -> None:
     setup = _federation(method)
     state, _ = next(rounds(setup, first_state(setup)))
@@ -597,7 +575,6 @@ def _kill(done: int, total: int) -> None:
         raise _Killed
 
 
-@_check("clients that sit out a round send nothing and stay as they are")
 def _participation(method: Method) -> None:
     chosen = [[1], [0, 3], [2]]
     setup = replace(_federation(method, rounds=3), participants=chosen)
@@ -615,7 +592,6 @@ def _participation(method: Method) -> None:
         state = later
 
 
-@_check("clients without some classes, with one sample, without training or test samples are taken as they are")
 def _odd_clients(method: Method) -> None:
     clients = _clients((7, 12, 1, 9, 0), (6, 6, 6, 0, 6))
     for engine in (Loop(), _Chosen()):
@@ -631,7 +607,6 @@ def _odd_clients(method: Method) -> None:
             raise Broken("the test loss of a client with few samples or classes, or without training, is not a number")
 
 
-@_check("a loss that is not a number ends the run as diverged, not in a crash")
 def _divergence(method: Method) -> None:
     for engine in (Loop(), _Chosen()):
         outcome = play(replace(_federation(method, _undefined), engine=engine))
@@ -641,7 +616,6 @@ def _divergence(method: Method) -> None:
             )
 
 
-@_check("messages hold tensors that are what they say: nothing is sent that is not counted as what it is")
 def _messages(method: Method) -> None:
     for batch_norm in ("average", "local"):
         setup = _federation(method, dtype="float32", batch_norm=batch_norm)
@@ -713,7 +687,6 @@ def _check_numbers(what: str, net: Net, values: Tensor) -> None:
         )
 
 
-@_check("traffic is what the messages hold, to the byte")
 def _traffic(method: Method) -> None:
     setup = replace(_federation(method, rounds=3, dtype="float32"), participants=[[0, 2], [0, 1, 2, 3], [1, 3]])
     listening = _Listening()
@@ -751,7 +724,6 @@ def _held(message: Message, buffers: frozenset[str]) -> dict[str, int]:
     return held
 
 
-@_check("nothing passes between server and clients but messages: each of them is a process of its own")
 def _processes(method: Method) -> None:
     said = (
         "something passes between them beside the messages, such as a global variable, an attribute of the class or of "
@@ -790,7 +762,6 @@ def _parties(method: Method) -> list[list[_Played]]:
     return found
 
 
-@_check("clients of different architectures, if the method says mixed_models")
 def _mixed_models(method: Method) -> str:
     if not method.mixed_models:
         return "mixed_models is not set: all clients have the same model"
@@ -801,3 +772,43 @@ def _mixed_models(method: Method) -> str:
     if difference:
         raise Broken(f"the engines differ: {difference}")
     return ""
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("contract", "it is a frozen dataclass, and its hyperparameters, presets and ranges are valid", _contract),
+    Check("loss", "the loss is one number per example, and padded examples count for nothing", _loss),
+    Check("inputs", "no function changes what it is given", _inputs),
+    Check("repeats", "equal seeds give equal numbers, whatever ran before, and other seeds give others", _repeats),
+    Check("engines", "both engines give the same numbers, in float64 to 1e-9", _engines),
+    Check(
+        "order",
+        "neither the order of clients, nor how many are computed at a time, nor threads change a number",
+        _order,
+    ),
+    Check("precision", "single and double precision agree", _precision),
+    Check(
+        "resume",
+        "its state can be saved and loaded, and a run that was killed goes on as if nothing had happened",
+        _resume,
+    ),
+    Check("participation", "clients that sit out a round send nothing and stay as they are", _participation),
+    Check(
+        "odd_clients",
+        "clients without some classes, with one sample, without training or test samples are taken as they are",
+        _odd_clients,
+    ),
+    Check("divergence", "a loss that is not a number ends the run as diverged, not in a crash", _divergence),
+    Check(
+        "messages",
+        "messages hold tensors that are what they say: nothing is sent that is not counted as what it is",
+        _messages,
+    ),
+    Check("traffic", "traffic is what the messages hold, to the byte", _traffic),
+    Check(
+        "processes",
+        "nothing passes between server and clients but messages: each of them is a process of its own",
+        _processes,
+    ),
+    Check("mixed_models", "clients of different architectures, if the method says mixed_models", _mixed_models),
+)
+"""All checks, the simplest first."""
