@@ -164,6 +164,7 @@ def test_rounds_that_were_not_played_are_noticed(tiny: Tiny) -> None:
 
 
 def test_a_cell_that_diverges_does_so_in_both(tiny: Tiny) -> None:
+    ends: list[int] = []
     for lr, method in ((1e30, "fedavg"), (1e30, "local"), (1e4, "local")):
         tiny.change(training={"rounds": 3, "batch_size": 4, "optimizer": {"name": "sgd", "lr": lr}})
         (cell,) = (cell for cell in tiny.cells() if cell.label == method)
@@ -176,7 +177,11 @@ def test_a_cell_that_diverges_does_so_in_both(tiny: Tiny) -> None:
         assert again.message == outcome.message
         equal, said = _compared(again, outcome, 0)
         assert equal
-        assert said.endswith(f"; both diverged, {outcome.message}")
+        assert said.endswith(f"; both diverged in {outcome.message}")
+        assert said.startswith("metrics and" if again.rounds else "no round was finished")
+        ends.append(len(again.rounds))
+    assert 0 in ends
+    assert max(ends) > 0
 
 
 def test_the_simulation_has_as_many_threads_as_a_party(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
