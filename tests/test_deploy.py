@@ -273,6 +273,29 @@ def test_a_client_that_is_none_or_there_twice_is_refused() -> None:
 
 
 @needs_flower
+def test_clients_are_not_waited_for_without_end(tiny: Tiny) -> None:
+    from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status
+
+    from fedbench.flower import _Server
+
+    class Proxy:
+        def fit(self, ins: object, timeout: float | None, group: int) -> FitRes:
+            assert timeout
+            return FitRes(Status(Code.OK, ""), Parameters([b"up"], ""), 0, {"train/loss": 0.5})
+
+        def evaluate(self, ins: object, timeout: float | None, group: None) -> EvaluateRes:
+            assert timeout
+            return EvaluateRes(Status(Code.OK, ""), 0.0, 0, {"test/loss": 1.5})
+
+    parties, _ = deployed(tiny, tiny.cells()[1])
+    server = _Server(read_party(parties[0]).setup, parties[0])
+    server._proxies = {0: Proxy(), 1: Proxy()}
+    trained, evaluated = server.train(1, {0: b"down", 1: b"down"}), server.evaluate({1: b"down"})
+    assert [(answer.packed, answer.metrics) for answer in trained.values()] == [(b"up", {"train/loss": 0.5})] * 2
+    assert evaluated[1].metrics == {"test/loss": 1.5}
+
+
+@needs_flower
 def test_four_processes_and_a_server_on_flower(tiny: Tiny) -> None:
     suite = {
         "dataset": "mnist_mini",
