@@ -19,7 +19,7 @@ def check_facts(suite: Suite, cells: Iterable[Cell]) -> None:
     facts = list(dict.fromkeys(itertools.chain.from_iterable(cell.facts() for cell in cells)))
     if suite.figure and figure_axis(suite.figure.x, facts) is None:
         short = [name.removeprefix("method.") for name in facts]
-        raise InputError(f"{suite.file}: figure.x: {unknown('fact', suite.figure.x, short)}")
+        raise InputError(f"{suite.place}: figure.x: {unknown('fact', suite.figure.x, short)}")
 
 
 def check_client(suite: Suite, tested: Sequence[int], newcomers: Collection[int]) -> None:
@@ -29,14 +29,14 @@ def check_client(suite: Suite, tested: Sequence[int], newcomers: Collection[int]
     """
     wanted = suite.confusion_of
     if "confusion_of" in suite.model_fields_set and "confusion" not in suite.keep:
-        raise InputError(f"{suite.file}: confusion_of: {wanted} needs cells that keep it: keep: [confusion]")
+        raise InputError(f"{suite.place}: confusion_of: {wanted} needs cells that keep it: keep: [confusion]")
     if wanted == "worst":
         return
     if wanted >= len(tested):
-        raise InputError(f"{suite.file}: confusion_of: {wanted}; want a client from 0 to {len(tested) - 1}, or worst")
+        raise InputError(f"{suite.place}: confusion_of: {wanted}; want a client from 0 to {len(tested) - 1}, or worst")
     why = "is a newcomer" if wanted in newcomers else "has no test samples" if not tested[wanted] else ""
     if why:
-        raise InputError(f"{suite.file}: confusion_of: client {wanted} {why}; want another one, or worst")
+        raise InputError(f"{suite.place}: confusion_of: client {wanted} {why}; want another one, or worst")
 
 
 def check_metrics(suite: Suite, measured: Iterable[Set[str]]) -> None:
@@ -52,7 +52,7 @@ def check_metrics(suite: Suite, measured: Iterable[Set[str]]) -> None:
             return
     for key, metric in wanted:
         if known and metric not in known:
-            raise refused(metric, known, f"{suite.file}: {key}")
+            raise refused(metric, known, f"{suite.place}: {key}")
 
 
 def refused(metric: str, known: Set[str], where: str) -> InputError:

@@ -374,9 +374,7 @@ class Checker:
             if len(cell.recipe["models"]) > 1 and not method.mixed_models:
                 able = [name for name in plugins.names("methods") if _mixes(name)]
                 hint = f"; methods that can: {', '.join(able)}"
-            raise InputError(
-                f"{cell.suite}: {cell.label} on {cell.recipe['dataset']['name']}: {error}{hint}"
-            ) from error
+            raise InputError(f"{cell.label} on {cell.recipe['dataset']['name']}: {error}{hint}") from error
         except Exception:  # a fault in somebody's plugin: its cells will fail, the others run
             return
 

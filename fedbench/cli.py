@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedbench import data_commands, deploy_commands, interrupts, partition_commands, plugin_commands
-from fedbench.errors import InputError
+from fedbench.errors import InputError, within
 from fedbench.interrupts import Interrupted
 from fedbench.words import counted
 
@@ -128,7 +128,9 @@ def _print_usage(error: Any) -> None:
         error.show()
         return
     command = error.ctx.command_path if error.ctx else "fedbench"
-    said = " ".join(error.format_message().replace("Value error, ", "").rstrip(".").split())
+    said = " ".join(
+        error.format_message().replace("Value error, ", "").replace("Input should be", "should be").rstrip(".").split()
+    )
     print(f"fedbench: {said}; see `{command} --help`", file=sys.stderr)
 
 
@@ -346,7 +348,7 @@ def partition(
 ) -> None:
     """Show who holds what under a suite's partitions: a table and a picture of each; nothing is trained."""
     plan = _plan(suite, only, sets, None, out, data)
-    partition_commands.show(plan.cells, plan.suite.base, plan.data, to or plan.store.root)
+    partition_commands.show(plan.cells, plan.suite.base, plan.data, to or plan.store.root, plan.suite.place)
 
 
 @app.command()
@@ -389,7 +391,7 @@ def deploy(
 ) -> None:
     """Run one cell with its server and each client as a process (Flower), and hold it against the simulation."""
     plan = _plan(suite, only, sets, seeds, out, data)
-    deploy_commands.run(plan.cells, plan.suite.base, plan.data, to, plan.store.root)
+    deploy_commands.run(plan.cells, plan.suite.base, plan.data, to, plan.store.root, plan.suite.place)
 
 
 @app.command()
@@ -468,7 +470,15 @@ def _plan(
             fingerprints(suite.base, root)(dataset)
         return known(fetched=True)
 
-    every, cells = known(fetched=not fetch)
+    try:
+        every, cells = known(fetched=not fetch)
+    except InputError as error:
+        renamed = next(
+            filter(None, (re.fullmatch(r"(dataset|model|partition)\.name=(.*)", text) for text in sets)), None
+        )
+        if not renamed:
+            raise
+        raise InputError(f"{error}; --set {renamed[1]}={renamed[2]} drops the options of the one before") from error
     published = reference.read(suite, every)
     asked.check_facts(suite, every)
     tuned = {cell.study_key: cell for cell in reversed(cells) if cell.tuned}
@@ -767,7 +777,7 @@ def _check_asked(plan: _Plan) -> None:
     for cell in _different([cell for cell in plan.cells if cell.tuned]):
         known, objective = measured(tune.probe(cell)), cell.recipe["tuning"]["objective"]
         if known and objective not in known:
-            raise asked.refused(objective, known, f"{plan.suite.file}: tune.objective: {cell.label}")
+            raise asked.refused(objective, known, f"{plan.suite.place}: tune.objective: {cell.label}")
 
 
 def _different(cells: "Sequence[Cell]") -> "list[Cell]":
@@ -788,7 +798,9 @@ def _partition(plan: _Plan, cell: "Cell", setting: "Setting", store: bool) -> "P
 
     def draw() -> "Partition":
         if cell.partition_key not in plan.drawn:
-            plan.drawn[cell.partition_key] = draw_partition(cell, load_arrays(cell, setting), setting.base)
+            arrays = load_arrays(cell, setting)
+            with within(plan.suite.place):
+                plan.drawn[cell.partition_key] = draw_partition(cell, arrays, setting.base)
         return plan.drawn[cell.partition_key]
 
     return plan.store.partition(cell, draw) if store or plan.store.card(cell) else draw()
@@ -803,7 +815,9 @@ def _jobs(plan: _Plan, cells: "Sequence[Cell]", setting: "Setting", store: bool 
     partitions = {key: _partition(plan, cell, setting, store) for key, cell in first.items()}
     checker = Checker(plan.suite.base)
     for cell in cells:
-        checker.check(cell, load_arrays(cell, setting), partitions[cell.partition_key])
+        arrays = load_arrays(cell, setting)
+        with within(plan.suite.place):
+            checker.check(cell, arrays, partitions[cell.partition_key])
     return [Job(cell, partitions[cell.partition_key]) for cell in cells]
 
 

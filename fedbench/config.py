@@ -57,6 +57,8 @@ _TRAINING = tuple(field.name for field in fields(Training))
 
 
 def _named(value: Any) -> Any:
+    if not isinstance(value, (str, dict)):
+        raise ValueError(f"{value!r} should be a name, or a mapping with a name and options")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -107,7 +109,9 @@ def _refuse_twins(values: Sequence[Any], what: str) -> None:
 
 
 def _full_rows(value: Any) -> Any:
-    return {label: {} if row is None else row for label, row in value.items()} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} should be a list of names, or a mapping of labels to rows")
+    return {label: {} if row is None else row for label, row in value.items()}
 
 
 def _names_or_rows(value: Any) -> str:
@@ -247,11 +251,17 @@ class Suite(_Part):
     experiments: list[Experiment] = []
 
     _file: str = PrivateAttr("suite")
+    _sets: tuple[str, ...] = PrivateAttr(())
 
     @property
     def file(self) -> str:
         """The file's path as the user wrote it, for messages."""
         return self._file
+
+    @property
+    def place(self) -> str:
+        """The file and what the command line set on top of it, for messages."""
+        return " ".join([self._file, *(["with"] if self._sets else []), *(f"--set {text}" for text in self._sets)])
 
     @property
     def base(self) -> Path:
@@ -263,9 +273,9 @@ class Suite(_Part):
         top = self.model_dump(exclude_unset=True)
         experiments = top.pop("experiments", None)
         if not experiments:
-            yield self.file, _lay({}, top)
+            yield self.place, _lay({}, top)
         for number, over in enumerate(experiments or []):
-            yield f"{self.file}: experiments.{number}", _lay(_lay({}, top), over)
+            yield f"{self.place}: experiments.{number}", _lay(_lay({}, top), over)
 
 
 def load(suite: str | Path) -> Suite:
@@ -324,6 +334,7 @@ def override(suite: Suite, sets: Sequence[str] = (), seeds: str | None = None) -
         where = f"--seeds {seeds}"
         data = suite.model_dump(exclude_unset=True) | {"seeds": read_value(f"[{seeds}]", where)}
         suite = _suite(data, suite.file, where)
+    suite._sets = tuple(sets)
     return suite
 
 
@@ -336,7 +347,9 @@ def tuned(suite: Suite, trials: int | None = None) -> Suite:
         parts = [data]
     for part in parts if trials is not None else ():
         part["tune"]["trials"] = trials
-    return _suite(data, suite.file, suite.file if trials is None else f"--trials {trials}")
+    made = _suite(data, suite.file, suite.place if trials is None else f"--trials {trials}")
+    made._sets = suite._sets
+    return made
 
 
 def schema() -> dict[str, Any]:

@@ -184,12 +184,16 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     Raises InputError if the file is missing, truncated, damaged, or holds Python objects.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("none at all, or cut short; numpy.savez writes one")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split())
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else " ".join(str(error).split())
         raise InputError(f"{path}: not a readable .npz archive of plain arrays ({reason})") from None
 
 
@@ -258,7 +262,8 @@ def _validate_part(arrays: Arrays, part: str, where: str, said: Mapping[str, str
             f"{where}: labels up to {arrays.classes - 1}; want them numbered from 0, below {_MOST_CLASSES}"
         )
     if len(y) and not 0 <= y.min() <= y.max() < arrays.classes:
-        raise InputError(f"{where}: {y_name} has labels {y.min()} to {y.max()}; want 0 to {arrays.classes - 1}")
+        want = "whole numbers from 0" if y.min() < 0 else f"0 to {arrays.classes - 1}"
+        raise InputError(f"{where}: {y_name} has labels {y.min()} to {y.max()}; want {want}")
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise InputError(f"{where}: {x_name} is {x.dtype}; want uint8 or floating numbers")
     if x.dtype != np.uint8 and not np.isfinite(x).all():

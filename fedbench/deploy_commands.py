@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedbench.errors import InputError
+from fedbench.errors import InputError, within
 from fedbench.words import counted
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ _TOLERANCES = {"float32": 1e-5, "float64": 1e-9}
 """How far rounding may take a metric from the simulation's, by `training.dtype`."""
 
 
-def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store: Path) -> None:
+def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store: Path, suite: str) -> None:
     """Deploy the one cell that there is, and simulate it; exit code 1 if they differ, or bytes do not fit.
 
-    The parties' folders are written into a new folder `to`, or one in `store`, which is there once all is played.
-    InputError for several cells, a tuned
-    one, a folder that is there already, or without Flower.
+    `suite` says where the cell stands, for messages.  The parties' folders are written into a new `to`, or one in
+    `store`, which is there once all is played.  InputError for several cells, a tuned one, a folder that is there
+    already, or without Flower.
     """
     from fedbench import apart, data, deploy, wire
     from fedbench import cells as cell
@@ -44,8 +44,9 @@ def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store:
     if folder.exists():
         raise InputError(f"{folder}: is there already; remove it, or name another with --to")
     arrays = data.load(cell.source(one, base), root)
-    partition = cell.draw_partition(one, arrays, base)
-    cell.Checker(base).check(one, arrays, partition)
+    with within(suite):
+        partition = cell.draw_partition(one, arrays, base)
+        cell.Checker(base).check(one, arrays, partition)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with deploy.aside(folder) as part:

@@ -1,6 +1,7 @@
 """The one error that a user's input can cause, and the nearest right name for a wrong one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -10,6 +11,15 @@ class InputError(Exception):
 
     The command line prints it and exits with 2; nothing already computed is lost.
     """
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Let the messages of bad input begin with where it stands."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
 
 
 def unknown(

@@ -105,6 +105,7 @@ def explain(
     `known` gives the right names at a place in the data, and `elsewhere` those of other places, for the hint.
     """
     errors = error.errors(include_url=False)
+    errors.sort(key=lambda one: one["type"] == "missing")  # which an unknown key beside it explains
     path = _path(errors[0]["loc"], data)
     where = (prefix + ".".join(path)).rstrip(".: ")
     if errors[0]["type"] in _UNKNOWN:

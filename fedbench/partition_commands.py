@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbench.errors import within
 from fedbench.words import counted
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 _MOST = 40  # clients that a table shows
 
 
-def show(cells: "Sequence[Cell]", base: Path, root: Path, folder: Path) -> None:
+def show(cells: "Sequence[Cell]", base: Path, root: Path, folder: Path, suite: str) -> None:
     """Draw the cells' partitions, print a table of each, and save its picture as SVG into a folder.
 
-    `base` is where paths of plugins start from, `root` the folder of the user's data.  InputError if the data do not
+    `base` is where paths of plugins start from, `root` the folder of the user's data, `suite` says where the partitions
+    stand, for messages.  InputError if the data do not
     suffice.
     """
     from rich.console import Console
@@ -41,7 +43,8 @@ def show(cells: "Sequence[Cell]", base: Path, root: Path, folder: Path) -> None:
         content = first[key].recipe["dataset"]["content"]
         if content not in arrays:
             arrays = {content: data.load(cell.source(first[key], base), root)}
-        partition = cell.draw_partition(first[key], arrays[content], base)
+        with within(suite):
+            partition = cell.draw_partition(first[key], arrays[content], base)
         heat, said = partition_heat(partition.card)
         lines = [_summary(partition, arrays[content]), *_notes(partition.card)]
         console.print(terminal.render_table(_table(title, partition, arrays[content])))

@@ -62,7 +62,9 @@ def _write(kind: "plugins.Kind", word: str, name: str, to: Path | None) -> Path:
 def _check_name(kind: "plugins.Kind", name: str, cls: str, texts: Iterable[str]) -> None:
     from fedbench import plugins
 
-    if not re.fullmatch("[a-z](_?[a-z0-9])*", name) or keyword.iskeyword(name) or len(name) > 40:
+    if keyword.iskeyword(name):
+        raise InputError(f"{name}: is a keyword of Python; want another name, such as my_{name}")
+    if not re.fullmatch("[a-z](_?[a-z0-9])*", name) or len(name) > 40:
         raise InputError(f"{name}: want a name of lower-case letters, digits and single underscores, such as my_method")
     if name in plugins.names(kind):
         raise InputError(f"{name}: is registered already, see `fedbench list {kind}`; want another name")

@@ -326,6 +326,23 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--device", "tpu9"], "--device tpu9: not on this machine"),
         (["--device", "tpu9", "--dry-run"], "--device tpu9: not on this machine"),
         (["--set", "rounds=yes"], "rounds"),
+        (["--workers", "-1"], "should be greater than or equal to 0"),
+        (
+            ["--set", "partition.clients=100"],
+            "tiny.yaml with --set partition.clients=100: partition.clients: 100 is more",
+        ),
+        (
+            ["--set", "partition.name=natural"],
+            "tiny.yaml with --set partition.name=natural: partition: the data set does",
+        ),
+        (["--set", "partition.name=dirichlett"], "; --set partition=dirichlett drops the options of the one before"),
+        (["--set", "partition=given"], "partition=given: partition.path: is missing"),
+        (
+            ["--set", "partition={name: shards, shards: 50, clients: 4}"],
+            "want shards of at most 22, or at most 1 clients",
+        ),
+        (["--set", "partition={name: shards, shards: 500, clients: 4}"], "want shards of at most 22\n"),
+        (["--set", "newcomers.client=1"], "newcomers: unknown key 'client'; did you mean 'clients'?"),
     ]:
         code, _, err = fedbench(*arguments(tiny, *more))
         assert (code, err.count("\n")) == (2, 1), err

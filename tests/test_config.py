@@ -130,7 +130,7 @@ def test_yaml_means_what_it_says() -> None:
             "s.yaml: experiments.1: unknown key 'seeds'; it stands at the top of the suite",
         ),
         ("name: ../up", "s.yaml: name: '../up' should be letters, digits"),
-        ("dataset: 3", "s.yaml: dataset: should be a mapping, not 3"),
+        ("dataset: 3", "s.yaml: dataset: 3 should be a name, or a mapping with a name and options"),
         ("dataset: {name: 3}", "s.yaml: dataset: the name should be text"),
         ("seeds: 3", "s.yaml: seeds: should be a list, not 3"),
         ("seeds: []", "s.yaml: seeds: is empty, so there is nothing to run"),
@@ -158,7 +158,7 @@ def test_yaml_means_what_it_says() -> None:
         ("methods: [a, {b: 1}]", 's.yaml: methods.1: should be text, not {"b": 1}'),
         ("methods: [a, a]", "s.yaml: methods: has 'a' more than once"),
         ("methods: {'a,b': {}}", "s.yaml: methods: label 'a,b' is empty, or has a comma"),
-        ("methods: fedavg", "s.yaml: methods: should be a mapping, not"),
+        ("methods: fedavg", "s.yaml: methods: 'fedavg' should be a list of names, or a mapping of labels to rows"),
         ("grid: {partition.n: 3}", "s.yaml: grid.partition.n: should be a list, not 3"),
         ("grid: {partition.n: []}", "s.yaml: grid: partition.n has no values"),
         ("grid: {partition.n: [1, 2, 1.0]}", "s.yaml: grid: partition.n has 1.0 more than once"),
@@ -186,6 +186,8 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "quickstrt": "unknown suite 'quickstrt'; did you mean 'quickstart'?",
         "quickstrt.yaml": "quickstrt.yaml: no such file",
         "suites/a": "suites/a: no such file",
+        "s/quickstart.yaml": "s/quickstart.yaml: no such file; the suite that comes with fedbench is called quickstart",
+        ".": ".: is a folder; want a suite's file or name (or, to report, a results.csv)",
     }.items():
         with pytest.raises(InputError) as caught:
             config.load(name)

@@ -183,7 +183,7 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
         ({"x": np.zeros((1, 1)), "y": np.zeros(1)}, ": y is float64; want whole numbers"),
         ({"x": np.array([["a"]]), "y": np.zeros(1, int)}, ": x is <U1; want numbers"),
         ({"x": np.zeros((1, 1)), "y": np.zeros(1, int), "x_test": np.zeros((1, 1))}, "want x_train"),
-        ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, ": y has labels -1 to 0; want 0 to 0"),
+        ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, ": y has labels -1 to 0; want whole numbers from 0"),
         ({"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)}, "not finite .* in row 1"),
         ({"x": np.zeros((0, 1)), "y": np.zeros(0, int)}, ": x is empty"),
         (

@@ -116,6 +116,7 @@ def test_a_new_package_registers_its_name(fedbench: Call, tmp_path: Path, kind: 
         (["dataset", "demo", "--to", "there"], "there: is there already; want a new folder, with --to"),
         (["method", "fedavg"], "fedavg: is registered already, see `fedbench list methods`; want another name"),
         (["dataset", "mnist"], "mnist: is registered already, see `fedbench list datasets`; want another name"),
+        (["method", "class"], "class: is a keyword of Python; want another name, such as my_class"),
         (["method", "loss"], "loss: its class would be called Loss, which something else is; want another name"),
         (
             ["method", "test_it"],
@@ -123,7 +124,7 @@ def test_a_new_package_registers_its_name(fedbench: Call, tmp_path: Path, kind: 
         ),
         *(
             (["method", name], f"{name}: want a name of lower-case letters, digits and single underscores, such as my_")
-            for name in ("Mine", "a-b", "class", "../up", "1st", "a__b", "x" * 41)
+            for name in ("Mine", "a-b", "../up", "1st", "a__b", "x" * 41)
         ),
     ],
 )

@@ -30,6 +30,8 @@ class Given(Partitioner):
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:
         """Read the rows, or group the samples by client."""
+        if self.path is None and arrays.client_train is None:
+            raise InputError("partition.path: is missing; want a file with each client's rows (docs/partitions.md)")
         parts = _of_data(arrays) if self.path is None else _read_rows(Path(self.path))
         where = self.path or "the data set"
         if not any(map(len, parts.get("validation", ()))):

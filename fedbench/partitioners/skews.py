@@ -176,9 +176,10 @@ def _check_enough(clients: int, each: int, totals: Index, key: str = "min_sample
     if clients * each > samples:
         if clients > samples:
             raise InputError(f"partition.clients: {clients} is more than the {samples} training samples")
+        fewer = f", or at most {samples // each} clients" if each <= samples else ""
         raise InputError(
             f"partition.{key}: {each} for each of {clients} clients is {clients * each}, more than the {samples} "
-            f"training samples; want {key} of at most {samples // clients}, or at most {samples // each} clients"
+            f"training samples; want {key} of at most {samples // clients}{fewer}"
         )
 
 
