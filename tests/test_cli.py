@@ -521,6 +521,13 @@ def test_show_a_suite_without_its_data(fedbench: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_dry_run_counts_only_what_has_its_data(fedbench: Run, tiny: Tiny) -> None:
+    (tiny.data / "blobs.npz").unlink()
+    code, out, err = fedbench(*arguments(tiny, "--dry-run"))
+    assert (code, err) == (0, "")
+    assert "0 of 3 cells would run, 3 more once their data are there" in out
+
+
 def test_show_without_timing(fedbench: Run, tiny: Tiny) -> None:
     code, out, err = fedbench("show", str(tiny.file), "--only", "method=fedavg", "--set", "rounds=3", "--no-calibrate")
     assert (code, err) == (0, "")

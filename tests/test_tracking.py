@@ -209,6 +209,8 @@ def test_repair_tells_other_suites_when_nobody_is_at_work_there(tiny: Tiny) -> N
         other.put(store.get(cells[0].key))
         other.put_tracked(cells[0], uri, "run")
     (tiny.out / "mlflow.db").write_bytes(b"no database" * 1000)
+    store.checkpoints.mkdir()
+    (store.checkpoints / "0123.pt").write_bytes(b"")
     held = other.lock(lambda: None)
     held.__enter__()
     repairing = subprocess.Popen(
@@ -217,9 +219,11 @@ def test_repair_tells_other_suites_when_nobody_is_at_work_there(tiny: Tiny) -> N
         text=True,
     )
     assert repairing.stdout is not None
-    while (line := repairing.stdout.readline()) and "another run is at work" not in line:
-        pass
-    assert str(other.root) in line
+    lines = []
+    while not lines or (lines[-1] and "another run is at work" not in lines[-1]):
+        lines.append(repairing.stdout.readline())
+    assert str(other.root) in lines[-1]
+    assert f"{store.checkpoints}: 1 checkpoint of cells that have not ended; can be deleted\n" in lines
     assert other.tracked(cells[0], uri)
     held.__exit__(None, None, None)
     assert "1 moved aside" in repairing.communicate(timeout=60)[0]
