@@ -219,7 +219,7 @@ def test_repair_tells_other_suites_when_nobody_is_at_work_there(tiny: Tiny) -> N
         text=True,
     )
     assert repairing.stdout is not None
-    lines = []
+    lines: list[str] = []
     while not lines or (lines[-1] and "another run is at work" not in lines[-1]):
         lines.append(repairing.stdout.readline())
     assert str(other.root) in lines[-1]
