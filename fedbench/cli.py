@@ -69,6 +69,9 @@ _Engine = Annotated[
     EngineName, typer.Option(help="How clients are computed: one by one, or all at once; the numbers are the same.")
 ]
 _Threads = Annotated[int, typer.Option(min=1, help="Threads of each cell.")]
+_Fast = Annotated[
+    bool, typer.Option("--fast", help="On CUDA: TensorFloat-32, and algorithms whose numbers differ from run to run.")
+]
 _Executor = Annotated[
     Literal["auto", "ray"], typer.Option(help="Where cells run: on this machine, or as tasks on a Ray cluster.")
 ]
@@ -144,6 +147,7 @@ def run(
     device: _Device = "cpu",
     engine: _Engine = "auto",
     threads: _Threads = 1,
+    fast: _Fast = False,
     together: _Together = 1,
     checkpoint: _Checkpoint = 30.0,
     executor: _Executor = "auto",
@@ -160,6 +164,7 @@ def run(
 
     cluster = _cluster(executor, ray_address, ray_gpus, device, together)
     _check_together(together, workers, engine)
+    _check_fast(fast, device)
     plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
     _check_asked(plan)
     if dry_run:
@@ -172,7 +177,7 @@ def run(
         return
     with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, _chosen(plan, policy)), device, engine, workers, threads, cluster)
-        setting = replace(setting, together=together, checkpoint=checkpoint)
+        setting = replace(setting, together=together, fast=fast, checkpoint=checkpoint)
         errors = _run(plan, policy, setting, _tracker(plan, tracking_uri, out))
     if any(plan.store.has(cell) for cell in plan.cells):
         _report(plan)
@@ -203,6 +208,7 @@ def tune(
     device: _Device = "cpu",
     engine: _Engine = "auto",
     threads: _Threads = 1,
+    fast: _Fast = False,
     together: _Together = 1,
     checkpoint: _Checkpoint = 30.0,
     executor: _Executor = "auto",
@@ -221,9 +227,10 @@ def tune(
         raise InputError(f"{plan.suite.file}: none of these cells is tuned; `tune` stands in other experiments")
     cluster = _cluster(executor, ray_address, ray_gpus, device, together)
     _check_together(together, workers, engine)
+    _check_fast(fast, device)
     with _locked(plan.store):
         setting = _setting(plan, _at_once(plan, cells), device, engine, workers, threads, cluster)
-        setting = replace(setting, together=together, checkpoint=checkpoint)
+        setting = replace(setting, together=together, fast=fast, checkpoint=checkpoint)
         with _kept(plan):
             tracker = _tune(plan, cells, setting, _tracker(plan, tracking_uri, out), storage)
             _log(plan, _trials(plan), tracker, print)
@@ -548,6 +555,11 @@ def _setting(
         workers = min(workers or most, max(many, 1))
     setting = executors.Setting(plan.data, plan.suite.base, device, workers, threads, engine)
     return replace(setting, checkpoints=plan.store.checkpoints, cluster=cluster)
+
+
+def _check_fast(fast: bool, device: str) -> None:
+    if fast and not device.startswith("cuda"):
+        raise InputError(f"--fast: is for --device cuda, not for {device}")
 
 
 def _cluster(executor: str, address: str, gpus: float | None, device: str, together: int) -> "Cluster | None":

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbench import __version__, cells, executors, memory
+from fedbench import __version__, cells, executors
 from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.executors import ATTEMPTS, Cluster, Job, Judge, OnRound, Results, Setting, mild
@@ -248,14 +248,12 @@ def _work(
 ) -> Record | CellError:
     """Run a job in a worker of the cluster; Ray has put partition and arrays in the place of references to them."""
     import ray
-    import torch
 
     job = bare(partition)
     if version != __version__:
         line = f"--executor ray: the driver has fedbench {version}, but a node {__version__}; want the same on all"
         return CellError(job.cell, line, "", input=True)
-    memory.keep_freed()
-    torch.set_num_threads(setting.threads)
+    executors.own_process(setting)
     executors.hold_arrays(job.cell, setting, arrays)
     seen = setting.checkpoints and setting.checkpoints.parent.is_dir()  # the driver's folder, if nodes share files
     setting = replace(setting, base=setting.base.absolute(), checkpoints=setting.checkpoints if seen else None)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
-from fedbench import __version__, cells, data, memory
+from fedbench import __version__, cells, cuda, data, memory
 from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.options import one_line
@@ -78,7 +78,8 @@ class Setting:
     """What all jobs share.
 
     - `data`: the data folder; `base`: the folder that plugin paths start from.
-    - `threads`: per cell; `executor`: the name of the one that runs them, which it says itself.
+    - `threads`: per cell; `fast`: on CUDA, see `fedbench.cuda`.
+    - `executor`: the name of the one that runs them, which it says itself.
     - `checkpoints`: the folder in which whoever computes a cell saves its progress, if anybody is to; `checkpoint`: how
       often, in seconds.
     - `cluster`: where cells run if not on this machine; with it, `workers` 0 stands for as many as it has room for.
@@ -95,6 +96,7 @@ class Setting:
     checkpoints: Path | None = None
     checkpoint: float = 30.0
     cluster: Cluster | None = None
+    fast: bool = False
 
 
 OnRound = Callable[[Cell, int, int], None]
@@ -124,13 +126,22 @@ class Executor(Protocol):
         ...
 
 
+def own_process(setting: Setting) -> None:
+    """Make this process one that computes cells."""
+    import torch
+
+    memory.keep_freed()
+    torch.set_num_threads(setting.threads)
+    if torch.device(setting.device).type == "cuda":
+        cuda.set_up(setting.fast)
+
+
 def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs one after the other in this process."""
     import torch
 
-    memory.keep_freed()
     before = torch.get_num_threads()
-    torch.set_num_threads(setting.threads)
+    own_process(setting)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     try:
         while waiting:
@@ -149,9 +160,8 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
     from fedbench.engines.choice import Chosen
     from fedbench.engines.together import play_together
 
-    memory.keep_freed()
     before = torch.get_num_threads()
-    torch.set_num_threads(setting.threads)
+    own_process(setting)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
     try:
         while waiting:
@@ -327,7 +337,6 @@ _LAST_LINES = 40
 
 
 def _work(pipe: "Connection[Any, Any]", said: "Connection[Any, Any]", setting: Setting) -> None:
-    import torch
 
     os.dup2(said.fileno(), 2)
     said.close()
@@ -337,8 +346,7 @@ def _work(pipe: "Connection[Any, Any]", said: "Connection[Any, Any]", setting: S
         pipe.send(_Question(number, value))
         return bool(pipe.recv())
 
-    memory.keep_freed()
-    torch.set_num_threads(setting.threads)
+    own_process(setting)
     with suppress(EOFError, BrokenPipeError):  # the driver is done with us, or dead
         while True:
             job = pipe.recv()
@@ -373,6 +381,7 @@ def attempt(
         **_machine(setting.device),
         "device": setting.device,
         "threads": setting.threads,
+        **({"fast": True} if setting.fast else {}),
         "engine asked for": setting.engine,
         "partition": job.partition.hash,
     }

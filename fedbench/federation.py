@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import itemgetter
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbench import arguments, evaluation, keys, samples
+from fedbench import arguments, cuda, evaluation, keys, samples
 from fedbench.checkpoint import Checkpoint
 from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Probe, choice
@@ -229,7 +230,9 @@ def simulate(
         setup = replace(setup, initial=fitted.__getitem__)
     if participants is not None:
         arguments.check_participants(participants, training.rounds, data.clients)
-    return play(replace(setup, participants=participants, probe=probe, watch_merge=watch_merge))
+    setup = replace(setup, participants=participants, probe=probe, watch_merge=watch_merge)
+    with cuda.exactly() if data.x.is_cuda else nullcontext():
+        return play(setup)
 
 
 def _copies(model: nn.Module) -> ModelFactory:
