@@ -5,10 +5,12 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -109,7 +111,7 @@ def main() -> None:
         with interrupts.raised():
             sys.exit(app(standalone_mode=False) or 0)
     except Interrupted as ended:
-        print(f"fedbench: {ended}", file=sys.stderr)
+        print(f"fedbench: {ended}; what is finished is kept", file=sys.stderr)
         sys.exit(ended.exit_code)
     except _UsageError as error:
         _print_usage(error)
@@ -168,6 +170,7 @@ def run(
     plan = _plan(suite, only, sets, seeds, out, data, fetch=not dry_run)
     _check_asked(plan)
     if dry_run:
+        _check_files(plan)
         todo = _chosen(plan, policy)
         _jobs(plan, list(filter(_has_data, todo)), executors.Setting(plan.data, plan.suite.base), store=False)
         _describe(plan)
@@ -460,6 +463,8 @@ def _plan(
     from fedbench.data import data_root
     from fedbench.store import Store
 
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file; want the folder of all runs")
     suite = adapt(config.override(config.load(name), sets, seeds))
     root = data_root(data)
 
@@ -571,6 +576,8 @@ def _cluster(executor: str, address: str, gpus: float | None, device: str, toget
             raise InputError(f"{'--ray-address' if address else '--ray-gpus'}: is of --executor ray")
         executors.check_device(device)
         return None
+    if find_spec("ray") is None:
+        raise InputError("--executor ray: Ray is not installed; pip install 'fedbench-suite[ray]'")
     if together > 1:
         raise InputError(f"--together {together}: is of one machine, not of --executor ray")
     if device not in ("cpu", "cuda"):
@@ -599,8 +606,8 @@ def _run(plan: _Plan, policy: Policy, setting: "Setting", tracker: "Tracker | No
     """Tune, run, store and log the chosen cells; return the failures."""
     todo = _chosen(plan, policy)
     print(f"{plan.suite.name}: {counted(len(plan.titles), 'cell')}, {len(todo)} to run", flush=True)
-    jobs = _jobs(plan, todo, setting)
     with _kept(plan):
+        jobs = _jobs(plan, todo, setting)
         tracker = _tune(plan, todo, setting, tracker)
         ready, untuned = _settled(plan, jobs)
         with _progress(todo) as progress, closing(_execute(setting)(ready, setting, progress.on_round)) as results:
@@ -678,9 +685,11 @@ def _tune(
     from fedbench import tune
 
     todo = tune.unfinished(cells, plan.store)
-    if not todo:
+    if not todo and storage is None:
         return tracker
     with tune.searches(todo, plan.store, tune.default_storage(plan.store) if storage is None else storage) as found:
+        if not found:  # an address that cannot be used is said all the same
+            return tracker
         jobs = _jobs(plan, [tune.probe(cell) for cell in todo], setting)
         partitions = {job.cell.partition_key: job.partition for job in jobs}
         print(
@@ -910,10 +919,23 @@ def _describe(plan: _Plan) -> None:
     facts = [cell.facts() for cell in plan.cells]
     common = {name: value for name, value in facts[0].items() if all(row.get(name) == value for row in facts)}
     print(f"{plan.suite.name} ({plan.suite.file}) {plan.suite.description}".rstrip())
-    print("all cells:", ", ".join(f"{name}={value}" for name, value in common.items() if name != "algorithm"))
+    said = ", ".join(f"{name}={value}" for name, value in common.items() if name != "algorithm")
+    print(textwrap.fill(f"all cells: {said}", 100, subsequent_indent="  ", break_long_words=False))
     for cell in _unique(plan.cells):
         key, status = (cell.key, plan.store.status(cell)) if _has_data(cell) else ("-" * len(cell.key), "no data")
         print(f"{key}  {status:9}  {plan.titles[cell.key]}")
+
+
+def _check_files(plan: _Plan) -> None:
+    """Raise InputError if a file of the cells' data is missing, and none that a run would fetch."""
+    from fedbench import data
+    from fedbench.cells import source
+
+    for cell in plan.cells:
+        if not _has_data(cell):
+            found = source(cell, plan.suite.base)
+            if type(found).fetch is data.DataSource.fetch:
+                data.present(found, plan.data)
 
 
 def _has_data(cell: "Cell") -> bool:

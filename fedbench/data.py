@@ -262,7 +262,7 @@ def _validate_part(arrays: Arrays, part: str, where: str, said: Mapping[str, str
             f"{where}: labels up to {arrays.classes - 1}; want them numbered from 0, below {_MOST_CLASSES}"
         )
     if len(y) and not 0 <= y.min() <= y.max() < arrays.classes:
-        want = "whole numbers from 0" if y.min() < 0 else f"0 to {arrays.classes - 1}"
+        want = "whole numbers from 0" if y.min() < 0 and y.max() == arrays.classes - 1 else f"0 to {arrays.classes - 1}"
         raise InputError(f"{where}: {y_name} has labels {y.min()} to {y.max()}; want {want}")
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise InputError(f"{where}: {x_name} is {x.dtype}; want uint8 or floating numbers")

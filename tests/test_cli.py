@@ -163,6 +163,20 @@ def test_what_to_run(fedbench: Run, tiny: Tiny) -> None:
     assert "shuffle=False" in out
     assert "3 of 3 cells would run" in out
     assert not tiny.out.exists()
+    assert max(map(len, out.splitlines())) <= 100
+    (tiny.data / "blobs.npz").unlink()
+    code, out, err = fedbench(*arguments(tiny, "--dry-run"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "blobs.npz: no such file; put it there" in err
+
+
+def test_a_storage_is_tried_although_no_trial_is_left(
+    fedbench: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.tune.unfinished", lambda cells, store: [])
+    code, _, err = fedbench("tune", str(tiny.file), "--storage", "foo://bar", "--tracking-uri", "none")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("fedbench: the Optuna storage foo://bar cannot be used")
 
 
 @pytest.mark.parametrize(
@@ -326,6 +340,7 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--device", "tpu9"], "--device tpu9: not on this machine"),
         (["--device", "tpu9", "--dry-run"], "--device tpu9: not on this machine"),
         (["--set", "rounds=yes"], "rounds"),
+        (["--out", tiny.file.name], f"--out {tiny.file.name}: is a file; want the folder of all runs"),
         (["--workers", "-1"], "should be greater than or equal to 0"),
         (
             ["--set", "partition.clients=100"],
