@@ -875,6 +875,8 @@ def _said(result: "Record | CellError", metric: str) -> str:
     if isinstance(result, CellError):
         return f"error: {result.line}"
     took = f"{result.provenance['seconds']:.1f} s"
+    if "resumed" in result.provenance:
+        took += f", resumed {result.provenance['resumed']}"
     if result.outcome.status == "diverged":
         return f"diverged in {result.outcome.message} ({took})"
     if result.outcome.status == "stopped":

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -329,7 +330,9 @@ def test_kill_9_inside_a_cell(tiny: Tiny) -> None:
     driver.communicate()
     assert driver.returncode == -signal.SIGKILL
     again = start()
-    assert (again.communicate()[1], again.returncode) == ("", 0)
+    out, err = again.communicate()
+    assert (err, again.returncode) == ("", 0)
+    assert re.search(r"^\[1/2\] .* over clients \([0-9.]+ s, resumed after round [0-9]+\)$", out, re.MULTILINE)
     records = {key: store.get(key) for key in store.finished()}
     assert len(records) == 2
     assert any("resumed" in record.provenance for record in records.values())
