@@ -36,7 +36,7 @@ from fedbench.averaging import Averaging
 
 @dataclass(frozen=True)
 class Trouble(Averaging):
-    """FedAvg that, before it sends in round 1, waits, raises or dies."""
+    """FedAvg that, at the end of a round, waits, raises or dies; nothing that is tried before a run sees that."""
 
     what: str = "nothing"
     seconds: float = 0.0
@@ -44,13 +44,13 @@ class Trouble(Averaging):
     def shares(self, net, name):
         return True
 
-    def init_server(self, net, initial, clients, seed):
+    def merge(self, net, server, uploads, clients, sizes):
         time.sleep(self.seconds)
         if self.what == "raise":
             raise RuntimeError("two lines\\nof trouble")
         if self.what == "die":
             os._exit(9)
-        return super().init_server(net, initial, clients, seed)
+        return super().merge(net, server, uploads, clients, sizes)
 '''
 
 

@@ -537,10 +537,17 @@ def test_show_a_suite_without_its_data(fedbench: Run, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_counts_only_what_has_its_data(fedbench: Run, tiny: Tiny) -> None:
-    (tiny.data / "blobs.npz").unlink()
-    code, out, err = fedbench(*arguments(tiny, "--dry-run"))
+    where = ("--data", str(tiny.data), "--out", str(tiny.out))
+    code, out, err = fedbench("run", "table1", "--dry-run", "--only", "dataset=mnist,n=3", "--seeds", "0", *where)
     assert (code, err) == (0, "")
-    assert "0 of 3 cells would run, 3 more once their data are there" in out
+    assert "0 of 8 cells would run, 8 more once their data are there" in out
+
+
+def test_a_dry_run_refuses_a_file_that_nothing_would_fetch(fedbench: Run, tiny: Tiny) -> None:
+    (tiny.data / "blobs.npz").unlink()
+    code, _, err = fedbench(*arguments(tiny, "--dry-run"))
+    assert code == 2
+    assert re.fullmatch("fedbench: .*blobs.npz: no such file; put it there, or name the folder with your data.*\n", err)
 
 
 def test_show_without_timing(fedbench: Run, tiny: Tiny) -> None:

@@ -170,7 +170,7 @@ def test_the_file_is_a_table_that_anybody_can_read(tmp_path: Path) -> None:
         (lambda rows: [*rows, ["too", "short"]], "is not as fedbench wrote it"),
         (
             lambda rows: [[v.replace('"name":"study"', '"nam":"study"') for v in row] for row in rows],
-            "name: is missing",
+            "unknown key 'nam'; did you mean 'name'",
         ),
     ],
 )
