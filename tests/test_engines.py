@@ -217,6 +217,8 @@ def test_batch_norm_statistics_are_the_same(method: str, batch_norm: str) -> Non
     [
         ("fedavg", "resnet18"),
         ("fedproto", "resnet18"),
+        ("fedrep", "resnet18"),
+        ("fesem", "resnet18"),
         ("fedavg", "resnet18 strides 1 and 4"),
     ],
 )
