@@ -125,13 +125,15 @@ _BYTES = ("bytes", "index_bytes", "buffer_bytes")
 _FEDBENCH_KEYS = "draw from fedbench.keys, with a key made of what the draw is for"
 
 
-class _TwoParts(nn.Module):
+class TwoParts(nn.Module):
+    """A model made of any body and any head."""
+
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.body, self.head = body, head
 
 
-def _convolutional(shape: tuple[int, ...], classes: int) -> nn.Module:
+def convolutional(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a model of common layers, of which all clients' are computed at once."""
     body = nn.Sequential(
         nn.Conv2d(shape[0], 3, 3),
@@ -142,14 +144,14 @@ def _convolutional(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Linear(3 * (shape[1] - 2) * (shape[2] - 2), 5),
         nn.ReLU(),
     )
-    return _TwoParts(body, nn.Sequential(nn.Dropout(0.3), nn.Linear(5, classes)))
+    return TwoParts(body, nn.Sequential(nn.Dropout(0.3), nn.Linear(5, classes)))
 
 
 def _normalised(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return a model without batch norm, whose layers are not all of the common ones."""
     inputs = int(np.prod(shape))
     body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 5), nn.LayerNorm(5), nn.Tanh())
-    return _TwoParts(body, nn.Linear(5, classes))
+    return TwoParts(body, nn.Linear(5, classes))
 
 
 class _Undefined(nn.Module):
@@ -165,7 +167,7 @@ class _Undefined(nn.Module):
 
 
 def _undefined(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return _TwoParts(_Undefined(int(np.prod(shape))), nn.Linear(5, classes))
+    return TwoParts(_Undefined(int(np.prod(shape))), nn.Linear(5, classes))
 
 
 def _clients(train: Sequence[int] = (7, 12, 5, 9), test: Sequence[int] = (6, 6, 6, 6)) -> list[ClientArrays]:
@@ -182,7 +184,7 @@ def _clients(train: Sequence[int] = (7, 12, 5, 9), test: Sequence[int] = (6, 6, 
 
 def _federation(
     method: Method,
-    model: ModelFactory = _convolutional,
+    model: ModelFactory = convolutional,
     clients: Sequence[ClientArrays] | None = None,
     classes: int = _CLASSES,
     seed: int = 3,
@@ -463,7 +465,7 @@ def _remembered(method: Method) -> dict[str, str]:
 def _engines(method: Method) -> str:
     remark = ""
     other: dict[str, Any] = {"epochs": 2, "optimizer": Optimizer("adam", lr=0.01, weight_decay=0.1)}
-    for model in (_convolutional, _normalised):
+    for model in (convolutional, _normalised):
         for settings in ({}, other):
             setup = _federation(method, model, **settings)
             engine = _Chosen()
@@ -767,7 +769,7 @@ def _mixed_models(method: Method) -> str:
         return "mixed_models is not set: all clients have the same model"
     data = from_clients(_clients(), _CLASSES, torch.float64, torch.device("cpu"))
     training = Training(rounds=2, batch_size=4, dtype="float64")
-    setup = make_setup(method, [_convolutional, _normalised], data, training, 3)
+    setup = make_setup(method, [convolutional, _normalised], data, training, 3)
     difference = _difference(_played(replace(setup, engine=Loop())), _played(replace(setup, engine=_Chosen())), 1e-9)
     if difference:
         raise Broken(f"the engines differ: {difference}")

@@ -14,31 +14,12 @@ from fedbench import ClientArrays, Outcome, simulate
 from fedbench.method import Message, Method, tree_map
 from fedbench.models.mlp import Mlp
 from fedbench.net import ModelFactory, Params
+from fedbench.testing import TwoParts as TwoParts
+from fedbench.testing import convolutional
 
 small_mlp: ModelFactory = partial(Mlp, hidden=(6,), dropout=0.3)
 plain_mlp: ModelFactory = partial(Mlp, hidden=(6,))
-
-
-class TwoParts(nn.Module):
-    """A model made of any body and any head."""
-
-    def __init__(self, body: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.body, self.head = body, head
-
-
-def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a network with all kinds of layers: convolution, batch norm, both dropouts, fully connected."""
-    body = nn.Sequential(
-        nn.Conv2d(shape[0], 3, 3),
-        nn.BatchNorm2d(3),
-        nn.Dropout2d(0.3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(3 * (shape[1] - 2) * (shape[2] - 2), 5),
-        nn.ReLU(),
-    )
-    return TwoParts(body, nn.Sequential(nn.Dropout(0.3), nn.Linear(5, classes)))
+small_cnn: ModelFactory = convolutional
 
 
 def blobs(
