@@ -1,7 +1,7 @@
 """Federations of fedbench that are played round by round, on any device."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedbench import ClientArrays, plugins
 from fedbench.engines import Engine
 from fedbench.engines.choice import EngineName
-from fedbench.federation import Setup, State, first_state, make_setup, play_round
+from fedbench.federation import Setup, State, evaluate, first_state, make_setup, play_round
 from fedbench.samples import Samples, from_clients
 from fedbench.settings import Optimizer, Training
 from fedbench.wire import Wire
@@ -33,6 +33,13 @@ class Federation:
         if self.setup.data.x.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
+
+    def examine(self) -> tuple[float, dict[str, NDArray[np.float64]]]:
+        """Evaluate every client on its training samples; return the seconds and the metrics."""
+        setup = replace(self.setup, data=replace(self.setup.data, test=self.setup.data.train))
+        began = time.perf_counter()
+        metrics = evaluate(setup, self.state, Wire(setup.data.clients, setup.buffers))
+        return time.perf_counter() - began, metrics
 
     @property
     def steps(self) -> int:

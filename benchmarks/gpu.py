@@ -3,9 +3,9 @@
     python benchmarks/gpu.py [--device cuda] [--small] [--write]
 
 Checks that both engines agree with the loop on the CPU, in float64 and float32, for every method; then times the
-workload with 20, 200 and 2,000 clients, several seeds of it as one program, and ResNet-18 on photographs of CIFAR-10's
-size.  With --device cpu, and at a small size, it runs anywhere.  Prints Markdown tables; --write puts them into
-README.md.  Exits with 1 if numbers differ by more than they may.
+workload and its evaluation with 20, 200 and 2,000 clients, several seeds of it as one program, and ResNet-18 on
+photographs of CIFAR-10's size.  With --device cpu, and at a small size, it runs anywhere.  Prints Markdown tables;
+--write puts them into README.md.  Exits with 1 if numbers differ by more than they may.
 """
 
 import argparse
@@ -30,11 +30,14 @@ ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def tensors(federation: federations.Federation) -> Iterator[Tensor]:
-    """Yield everything that a federation carries from round to round."""
+    """Yield everything that a federation carries from round to round, and the losses of every client."""
     for entry in federation.state.server.values():
         yield from entry if isinstance(entry, Rows) else (entry,)
     for kept in federation.state.kept:
         yield from kept.values()
+    for name, values in federation.examine()[1].items():
+        if "loss" in name:  # a single rounding can turn an answer
+            yield torch.from_numpy(values)
 
 
 def difference(method: str, model: str, engine: EngineName, device: str, dtype: torch.dtype) -> float:
@@ -64,17 +67,21 @@ def agreement(device: str) -> tuple[str, bool]:
 
 
 def timed(federation: federations.Federation, rounds: int) -> list[str]:
-    """Return the columns of a table: seconds of a round, µs per client-step, and peak memory on a GPU."""
+    """Return the columns of a table: seconds of a round and of an evaluation, µs per client-step and per sample, and
+    peak memory on a GPU."""
     cuda = federation.setup.data.x.device.type == "cuda"
     federation.play()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = min(federation.play() for _ in range(rounds))
+    examined = min(federation.examine()[0] for _ in range(1 + rounds))
     peak = f"{torch.cuda.max_memory_allocated() / 2**20:,.0f}" if cuda else ""
-    return [f"{seconds:.3f}", f"{1e6 * seconds / federation.steps:,.0f}", peak]
+    samples = sum(map(len, federation.setup.data.train))
+    times = [f"{seconds:.3f}", f"{1e6 * seconds / federation.steps:,.0f}"]
+    return [*times, f"{examined:.3f}", f"{1e6 * examined / samples:,.1f}", peak]
 
 
-HEAD = ["s per round", "µs per client-step", "peak MB on the GPU"]
+HEAD = ["s per round", "µs per client-step", "s per evaluation", "µs per sample", "peak MB on the GPU"]
 
 
 def workloads(device: str, small: bool) -> str:

@@ -65,6 +65,16 @@ def test_method(benchmark: Any, method: str) -> None:
     play(benchmark, federations.make(method, "cnn_mnist", MODELS["cnn_mnist"][0]))
 
 
+@pytest.mark.parametrize("clients", [20, 2000])
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_evaluation(benchmark: Any, engine: EngineName, clients: int) -> None:
+    benchmark.group = "evaluation"
+    samples = 6000 // clients
+    federation = federations.make("fedavg", "cnn_mnist", federations.digits(clients, samples), engine=engine)
+    benchmark.pedantic(federation.examine, rounds=5, warmup_rounds=1)
+    benchmark.extra_info["us_per_sample"] = 1e6 * benchmark.stats.stats.median / (clients * samples)
+
+
 @pytest.mark.parametrize("clients", [20, 200, 2000])
 def test_clients(benchmark: Any, clients: int) -> None:
     benchmark.group = "clients"

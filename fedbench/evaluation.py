@@ -16,7 +16,8 @@ from fedbench.samples import Samples
 Examples = dict[str, NDArray[Any]]
 """One client's per-example arrays: `correct/<score>` (bool, the headline first) and `loss`, `loss/<part>` (float64)."""
 
-_CHUNK = 1024
+BLOCK = 1024
+"""The most samples of one client that are examined together."""
 
 
 def examine(
@@ -33,10 +34,10 @@ def examine(
     params = {name: net.laid_out(tensor) for name, tensor in params.items()}
     chunks: dict[str, list[Tensor]] = {}
     with torch.no_grad():
-        for part in torch.split(index, _CHUNK):
+        for part in torch.split(index, BLOCK):
             valid = torch.ones(len(part), dtype=data.x.dtype, device=part.device)
             batch = Batch(net.laid_out(data.x[part]), data.y[part], valid)
-            for name, values in _answers(method, net, params, down, batch, own):
+            for name, values in per_example(method, net, params, down, batch, own):
                 chunks.setdefault(name, []).append(values)
     return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
 
@@ -51,15 +52,16 @@ def answers(
     params = {name: net.laid_out(tensor) for name, tensor in params.items()}
     given = [np.zeros(0, np.int64)]
     with torch.no_grad():
-        for part in torch.split(index, _CHUNK) if len(index) else ():
+        for part in torch.split(index, BLOCK) if len(index) else ():
             scores = method.scores(net, params, down, net.laid_out(data.x[part]), own)
             given.append(predict(next(iter(scores.values()))).cpu().numpy())
     return np.concatenate(given)
 
 
-def _answers(
+def per_example(
     method: Method, net: Net, params: Params, down: Message, batch: Batch, own: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
+    """Yield the arrays (B,) of `Examples` for a batch of one client."""
     scores = method.scores(net, params, down, batch.x, own)
     for name, values in scores.items():
         yield f"correct/{name}", predict(values) == batch.y

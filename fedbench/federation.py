@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedbench import arguments, cuda, evaluation, keys, samples
 from fedbench.checkpoint import Checkpoint
 from fedbench.data import Arrays
-from fedbench.engines import Engine, Job, Probe, choice
+from fedbench.engines import Engine, Job, Part, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
 from fedbench.kept import Kind, Last, silhouettes
@@ -497,14 +497,16 @@ def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
     return state, _record(setup, state, wire, work, local, began)
 
 
-def _job(setup: Setup, state: State, wire: Wire, place: int, chosen: Set[int]) -> Job:
-    """Return the local training of a group's clients that take part, if any."""
+def _job(
+    setup: Setup, state: State, wire: Wire, place: int, chosen: Set[int], what: Literal["down", "evaluation"] = "down"
+) -> Job:
+    """Return what there is to do for those of a group's clients that are chosen, after a download to each."""
     group = setup.groups[place]
     rows = [row for row, client in enumerate(group.clients) if client in chosen]
     clients = [group.clients[row] for row in rows]
     down: Message = {}
     if clients:
-        down = wire.carry("down", clients, stack([setup.method.send(state.server, client) for client in clients]))
+        down = wire.carry(what, clients, stack([setup.method.send(state.server, client) for client in clients]))
     about = (setup.method, group.net, setup.data, setup.training, setup.seed, state.round_number + 1)
     return Job(*about, clients, rows, state.kept[place], down, setup.probe)
 
@@ -522,8 +524,8 @@ def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Para
         for row, client in enumerate(clients):
             params = {name: tensor[row] for name, tensor in part.params.items()}
             setup.probe("trained", client, params)
-            if local:
-                local.examine(job.net, client, params, tree_map(itemgetter(part.places[row]), job.down))
+        if local:
+            local.examine(job, part)
         places = torch.tensor(part.places, device=job.net.device)
         rows = torch.tensor([job.rows[place] for place in part.places], device=job.net.device)
         for name, tensor in part.kept.items():
@@ -595,18 +597,17 @@ class _LocalExaminer:
         self.examples: list[evaluation.Examples] = [{} for _ in range(setup.data.clients)]
         self.seconds = 0.0
 
-    def examine(self, net: Net, client: int, params: Params, down: Message) -> None:
-        """Examine one client."""
+    def examine(self, job: Job, part: Part) -> None:
+        """Examine some of a job's clients."""
         began = time.perf_counter()
-        self.examples[client] = _examine(self._setup, net, params, down, client, self._setup.data.test)
+        rows = {place: row for row, place in enumerate(part.places)}
+
+        def model(place: int) -> Params:
+            return {name: tensor[rows[place]] for name, tensor in part.params.items()}
+
+        for client, found in self._setup.engine.examine(job, part.places, model, self._setup.data.test).items():
+            self.examples[client] = found
         self.seconds += time.perf_counter() - began
-
-
-def _examine(
-    setup: Setup, net: Net, params: Params, down: Message, client: int, split: Sequence[Tensor]
-) -> evaluation.Examples:
-    own = setup.data.own[client]
-    return evaluation.examine(setup.method, net, params, down, setup.data, split[client], own)
 
 
 def _record(
@@ -636,20 +637,17 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     newcomers.
     """
     splits = {"test": setup.data.test, "validation": setup.data.validation}
-    examples: dict[str, list[evaluation.Examples]] = {name: [] for name in splits}
-    for group, kept in zip(setup.groups, state.kept, strict=True):
-        for place, client in enumerate(group.clients):
-            if client in setup.newcomers.clients:
-                for found in examples.values():
-                    found.append({})
-                continue
-            sent = stack([setup.method.send(state.server, client)])
-            down = tree_map(lambda tensor: tensor[0], wire.carry("evaluation", [client], sent))
-            mine = {name: tensor[place] for name, tensor in kept.items()}
-            params = setup.method.start(group.net, mine, down)
-            setup.probe("evaluated", client, params)
-            for name, split in splits.items():
-                examples[name].append(_examine(setup, group.net, params, down, client, split))
+    examples: dict[str, list[evaluation.Examples]] = {name: [{} for _ in range(setup.data.clients)] for name in splits}
+    everybody = set(range(setup.data.clients)) - set(setup.newcomers.clients)
+    for place in range(len(setup.groups)):
+        job = _job(setup, state, wire, place, everybody, "evaluation")
+        if not job.clients:
+            continue
+        for row, client in enumerate(job.clients):
+            setup.probe("evaluated", client, job.start(row))
+        for name, split in splits.items():
+            for client, found in setup.engine.examine(job, range(len(job.clients)), job.start, split).items():
+                examples[name][client] = found
     metrics = {
         f"{split}/{name}": values
         for split, clients in examples.items()

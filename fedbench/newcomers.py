@@ -1,6 +1,6 @@
 """Clients that come when all rounds are over: what a method does for somebody who took no part in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,7 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
     """
     job = replace(job, training=replace(job.training, epochs=1))
     job = replace(job, down=stack([_download(job, server, place, wire) for place in range(len(job.clients))]))
-    rows = [_evaluated(job, {place: _start(job, job.down, place) for place in range(len(job.clients))})]
+    rows = [_evaluated(job, engine, job.start)]
     for count in epochs:
         trained: dict[int, Any] = {}
         work: dict[str, Any] = {"work/steps": np.zeros(len(job.clients)), "work/samples": np.zeros(len(job.clients))}
@@ -60,7 +60,7 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
             for row, place in enumerate(part.places):
                 trained[place] = {name: tensor[row].clone() for name, tensor in part.params.items()}
                 work["work/steps"][place], work["work/samples"][place] = part.work[row].steps, part.work[row].samples
-        rows.append({**_finite(_evaluated(job, trained)), **work})
+        rows.append({**_finite(_evaluated(job, engine, trained.__getitem__)), **work})
     nothing = np.full(len(job.clients), np.nan)
     names = dict.fromkeys(name for row in rows for name in row)
     missing = {name: np.zeros(len(job.clients)) if name.startswith("work/") else nothing for name in names}
@@ -76,34 +76,17 @@ def _download(job: Job, server: Message, place: int, wire: Wire) -> Message:
         return received[0]
     losses = []
     for down in received:
-        params, index = _start(job, stack([down]), place, 0), job.data.train[client]
-        found = evaluation.examine(job.method, job.net, params, down, job.data, index, job.data.own[client])
-        losses.append(float(found["loss"].mean()))
+        alone = replace(job, clients=[client], rows=[job.rows[place]], down=stack([down]))
+        losses.append(float(alone.examine(0, alone.start(0), job.data.train)["loss"].mean()))
     return received[int(np.nanargmin(losses))] if np.isfinite(losses).any() else received[0]
 
 
-def _start(job: Job, down: Message, place: int, row: int | None = None) -> Params:
-    """Return the model with which a client begins, given stacked downloads; `row` is its own, by default its place."""
-    kept = {name: tensor[job.rows[place]] for name, tensor in job.kept.items()}
-    return job.method.start(job.net, kept, tree_map(lambda tensor: tensor[place if row is None else row], down))
-
-
-def _evaluated(job: Job, params: Mapping[int, Any]) -> Table:
+def _evaluated(job: Job, engine: Engine, model: Callable[[int], Params]) -> Table:
     """Return the metrics (clients,) of the models, on each client's own test and validation samples."""
     table: Table = {}
     for split, held in (("test", job.data.test), ("validation", job.data.validation)):
-        examples = [
-            evaluation.examine(
-                job.method,
-                job.net,
-                params[place],
-                tree_map(lambda tensor: tensor[place], job.down),  # noqa: B023 (called at once)
-                job.data,
-                held[client],
-                job.data.own[client],
-            )
-            for place, client in enumerate(job.clients)
-        ]
+        found = engine.examine(job, range(len(job.clients)), model, held)
+        examples = [found[client] for client in job.clients]
         table |= {f"{split}/{name}": values for name, values in evaluation.client_metrics(examples).items()}
     return table
 

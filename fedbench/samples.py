@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbench import keys
 from fedbench.data import Arrays, read_npz
@@ -256,6 +256,17 @@ def load(file: Path) -> Samples:
 
 
 _SPLITS = ("train", "validation", "test")
+
+
+def padded(split: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the indices of several clients' samples, padded with sample 0, and which are valid; (clients, B) both."""
+    index = nn.utils.rnn.pad_sequence(list(split), batch_first=True)
+    sizes = [len(samples) for samples in split]
+    valid = torch.ones(index.shape, dtype=dtype, device=index.device)
+    if min(sizes) < max(sizes):
+        places = torch.arange(max(sizes), device=index.device)
+        valid = (places < torch.tensor(sizes, device=index.device)[:, None]).to(dtype)
+    return index, valid
 
 
 def _union(indices: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

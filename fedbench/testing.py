@@ -34,7 +34,7 @@ from fedbench.checkpoint import Checkpoint
 from fedbench.engines import Engine, Job, Part
 from fedbench.engines.choice import Chosen
 from fedbench.engines.loop import Loop
-from fedbench.engines.vectorised import Vectorised, trial
+from fedbench.engines.vectorised import Vectorised
 from fedbench.errors import InputError
 from fedbench.federation import (
     Group,
@@ -170,7 +170,7 @@ def _undefined(shape: tuple[int, ...], classes: int) -> nn.Module:
     return TwoParts(_Undefined(int(np.prod(shape))), nn.Linear(5, classes))
 
 
-def _clients(train: Sequence[int] = (7, 12, 5, 9), test: Sequence[int] = (6, 6, 6, 6)) -> list[ClientArrays]:
+def _clients(train: Sequence[int] = (7, 12, 5, 9), test: Sequence[int] = (6, 4, 6, 5)) -> list[ClientArrays]:
     """Return clients with so many noisy points round a centre for each class, of which each client holds two."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(_CLASSES, *_SHAPE))
@@ -468,36 +468,26 @@ def _engines(method: Method) -> str:
     for model in (convolutional, _normalised):
         for settings in ({}, other):
             setup = _federation(method, model, **settings)
-            engine = _Chosen()
+            engine = _at_once()
             difference = _difference(_played(setup), _played(replace(setup, engine=engine)), 1e-9)
             if difference:
                 raise Broken(
                     f"client by client and all clients at once differ ({difference}): a function of one client looks "
                     "at something else than its arguments, or at padding, where batch.valid is 0"
                 )
-            remark = engine.remark or remark
+            remark = _remark(engine) or remark
     return remark
 
 
-@final
-class _Chosen(Engine):
-    """All clients at once where the method can be computed so; notes why not."""
-
-    def __init__(self) -> None:
-        self._inner, self.remark = Chosen(torch.device("cpu"), 1, measured=False), ""
-
-    def train(self, job: Job) -> Iterator[Part]:
-        if isinstance(self._inner.choose(job), Loop) and not self.remark:
-            self.remark = _why_not(job)
-        yield from self._inner.train(job)
+def _at_once() -> Chosen:
+    """Return an engine that takes all clients at once, where the method can be computed so."""
+    return Chosen(torch.device("cpu"), 1, measured=False)
 
 
-def _why_not(job: Job) -> str:
-    try:
-        trial([job])
-    except Exception as error:  # vmap, and what it runs, raise all kinds
-        return f"its clients are computed one by one, which is slower: {one_line(error)}"
-    return ""
+def _remark(engine: Chosen) -> str:
+    if not engine.refused:
+        return ""
+    return f"its clients are computed one by one, which is slower: {one_line(engine.refused[0])}"
 
 
 def _order(method: Method) -> None:
@@ -508,10 +498,10 @@ def _order(method: Method) -> None:
             f"the last client first gives other numbers ({difference}): something passes from one client to the next, "
             "such as a global variable, or an attribute of the class or of `self`"
         )
-    chosen = _Chosen()
+    chosen = _at_once()
     _played(replace(setup, engine=chosen))
     for chunk, threads in ((1, 1), (2, 1), (20, 2)):
-        if chosen.remark:
+        if chosen.refused:
             continue
         difference = _difference(wanted, _played(replace(setup, engine=Vectorised(chunk, threads))), 1e-9)
         if difference:
@@ -596,7 +586,7 @@ def _participation(method: Method) -> None:
 
 def _odd_clients(method: Method) -> None:
     clients = _clients((7, 12, 1, 9, 0), (6, 6, 6, 0, 6))
-    for engine in (Loop(), _Chosen()):
+    for engine in (Loop(), _at_once()):
         setup = replace(_federation(method, clients=clients, classes=6), engine=engine)  # nobody holds classes 4 and 5
         outcome = play(setup)
         if outcome.status != "completed":
@@ -610,7 +600,7 @@ def _odd_clients(method: Method) -> None:
 
 
 def _divergence(method: Method) -> None:
-    for engine in (Loop(), _Chosen()):
+    for engine in (Loop(), _at_once()):
         outcome = play(replace(_federation(method, _undefined), engine=engine))
         if outcome.status != "diverged":
             raise Broken(
@@ -770,7 +760,7 @@ def _mixed_models(method: Method) -> str:
     data = from_clients(_clients(), _CLASSES, torch.float64, torch.device("cpu"))
     training = Training(rounds=2, batch_size=4, dtype="float64")
     setup = make_setup(method, [convolutional, _normalised], data, training, 3)
-    difference = _difference(_played(replace(setup, engine=Loop())), _played(replace(setup, engine=_Chosen())), 1e-9)
+    difference = _difference(_played(replace(setup, engine=Loop())), _played(replace(setup, engine=_at_once())), 1e-9)
     if difference:
         raise Broken(f"the engines differ: {difference}")
     return ""

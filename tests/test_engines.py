@@ -1,7 +1,7 @@
 """Which engine computes the clients changes no number: methods x models x options, in float64 to 1e-9."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbench import memory, plugins
+from fedbench import evaluation, memory, plugins
 from fedbench.averaging import Averaging
-from fedbench.engines import Engine, Job, Part, choice
+from fedbench.engines import Engine, Job, Part, choice, exam
 from fedbench.engines.choice import EngineName
 from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
 from fedbench.engines.vectorised import Vectorised, trial
+from fedbench.evaluation import Examples
 from fedbench.federation import Group, Setup, check, make_net, play
 from fedbench.method import Batch, Loss, Message, Method, Rows, cross_entropy
 from fedbench.methods.fedavg import FedAvg
@@ -124,7 +125,8 @@ def federation(
     training = Training(**chosen)
     dtype = getattr(torch, training.dtype)
     data = from_clients(blobs(sizes, shape=shape, test=3), 4, dtype, torch.device("cpu"))
-    data = replace(data, augment=augment, fill=torch.linspace(-0.5, 0.5, shape[0], dtype=dtype))
+    test = [index[: (3, 1, 0, 2)[client % 4]] for client, index in enumerate(data.test)]
+    data = replace(data, test=test, augment=augment, fill=torch.linspace(-0.5, 0.5, shape[0], dtype=dtype))
     kinds = nets(tuple(models), shape, Training(dtype=training.dtype, batch_norm=training.batch_norm))
     check(method, kinds, training, sizes)
     blocks = np.array_split(np.arange(len(sizes)), len(kinds))
@@ -272,6 +274,44 @@ def test_neither_chunks_nor_threads_change_a_number(method: Method, kind: str, c
     assert_equal(setup, Vectorised(chunk, threads))
 
 
+def with_tests(setup: Setup, counts: Sequence[int]) -> Setup:
+    """Return a federation whose clients are tested on so many samples of anybody's."""
+    pool = torch.arange(len(setup.data.x))
+    test = [pool.roll(client)[:count] for client, count in enumerate(counts)]
+    return replace(setup, data=replace(setup.data, test=test))
+
+
+@pytest.mark.parametrize("counts", [(17, 2, 0, 23, 12), (0, 0, 0, 5, 0), (10, 20, 5, 15, 10)], ids=str)
+@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(3, 2), Vectorised(samples=8)], ids=range(3))
+@pytest.mark.parametrize("kind", ["small_cnn", "residual"])
+def test_clients_with_more_test_samples_than_are_examined_at_once(
+    kind: str, engine: Engine, counts: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prototype term is a property of a block of samples, so blocks have to be the same too."""
+    for module in (evaluation, exam):
+        monkeypatch.setattr(module, "BLOCK", 5)
+    method = FedProto(0.5, regulariser="prototype", prediction="prototype")
+    setup = federation(method, [KINDS[kind].model], KINDS[kind].shape)
+    assert_equal(with_tests(setup, counts), engine)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=30),
+    clients=st.integers(1, 9),
+    samples=st.sampled_from([1, 100, 5000]),
+)
+def test_every_client_with_samples_is_examined_once_and_no_more_of_them_together_than_may_be(
+    sizes: list[int], clients: int, samples: int
+) -> None:
+    chunks = list(exam.chunks(sizes, clients, samples))
+    assert sorted(client for chunk in chunks for client in chunk) == [n for n, size in enumerate(sizes) if size]
+    for chunk in chunks:
+        held = [sizes[client] for client in chunk]
+        assert held == sorted(held, reverse=True)
+        assert len(chunk) <= clients
+        assert len(chunk) == 1 or len(chunk) * min(held[0], evaluation.BLOCK) <= samples
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.integers(1, 13), min_size=1, max_size=7),
@@ -337,6 +377,11 @@ class Spy(Engine):
         self.jobs.append(job)
         return self.engine.train(job)
 
+    def examine(
+        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
+    ) -> dict[int, Examples]:
+        return self.engine.examine(job, places, model, split)
+
 
 def chosen(setup: Setup, name: EngineName, caplog: pytest.LogCaptureFixture) -> tuple[str, list[str]]:
     """Return the kind of engine that trains a federation's clients, and what the log says of it."""
@@ -374,6 +419,37 @@ def test_what_vmap_cannot_take_goes_client_by_client_and_the_log_says_why(
     assert len(lines) == 1  # not once a round
     assert "one after the other" in lines[0]
     assert "data-dependent control flow" in lines[0]
+
+
+@dataclass(frozen=True)
+class Doubting(Averaging):
+    """FedAvg that answers nothing if its mean confidence in a batch is low."""
+
+    def shares(self, net: Net, name: str) -> bool:
+        return True
+
+    def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
+        logits = net(params, x)[1]
+        sure = float(logits.softmax(1).max(1).values.mean()) > 0.3
+        return {"head": logits if sure else torch.full_like(logits, -torch.inf)}
+
+
+def test_scores_that_vmap_cannot_take_are_found_client_by_client(caplog: pytest.LogCaptureFixture) -> None:
+    kind, lines = chosen(federation(Doubting(), [plain_mlp], (6,), rounds=3, evaluate_every=1), "auto", caplog)
+    assert kind == "Vectorised"
+    assert len(lines) == 1  # not once a round
+    assert "clients are examined one after the other: " in lines[0]
+
+
+def test_what_fails_in_scores_is_raised_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Failing(Doubting):
+        def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
+            raise ZeroDivisionError("mine")
+
+    setup = federation(Failing(), [plain_mlp], (6,))
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        play(replace(setup, engine=choice.engine("auto", CPU)))
 
 
 def test_the_trial_leaves_no_trace() -> None:

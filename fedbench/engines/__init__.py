@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
-from fedbench.method import Message, Method, Phase
+from torch import Tensor
+
+from fedbench.evaluation import Examples, examine
+from fedbench.method import Message, Method, Phase, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 from fedbench.settings import Training
@@ -44,6 +48,20 @@ class Job:
         """The phases of training, one after the other."""
         return [*self.method.phases(self.net, self.training.epochs)] * self.repeats
 
+    def received(self, place: int) -> Message:
+        """Return what was sent to one client."""
+        return tree_map(itemgetter(place), self.down)
+
+    def start(self, place: int) -> Params:
+        """Return the model with which one client begins."""
+        kept = {name: tensor[self.rows[place]] for name, tensor in self.kept.items()}
+        return self.method.start(self.net, kept, self.received(place))
+
+    def examine(self, place: int, params: Params, split: Sequence[Tensor]) -> Examples:
+        """Return what one client's model answers on its samples; `split` holds every client's, by number."""
+        own, index = self.data.own[self.clients[place]], split[self.clients[place]]
+        return examine(self.method, self.net, params, self.received(place), self.data, index, own)
+
 
 class Part(NamedTuple):
     """Some clients after local training, by their places: their models, what they keep and upload (all stacked), and
@@ -57,8 +75,18 @@ class Part(NamedTuple):
 
 
 class Engine(ABC):
-    """Trains the clients of a job."""
+    """Trains the clients of a job, and examines their models."""
 
     @abstractmethod
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the job's clients, each once, some at a time, so that never all models are in memory twice."""
+
+    def examine(
+        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
+    ) -> dict[int, Examples]:
+        """Return what the models of some of the job's clients answer, by the clients' numbers.
+
+        `model` gives a client's model by its place, and is asked once for each; `split` holds the samples on which each
+        is examined, by the client's number.
+        """
+        return {job.clients[place]: job.examine(place, model(place), split) for place in places}

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from fedbench.net import MaskedDropout, Net
 
+Answer = tuple[Tensor, Tensor] | tuple[()]
+"""What a lowering gives: embeddings and logits; nothing where there is no lowering."""
+
 _CONTAINERS = (nn.Sequential,)
 _SUPPORTED = (
     nn.Conv2d,
@@ -77,9 +80,9 @@ class Lowering:
         self._matrices = {f"{path}.weight" for path, layer in layers.items() if isinstance(layer, nn.Linear)}
 
     @classmethod
-    def of(cls, net: Net) -> "Lowering | None":
-        """Return the lowering of a net in training mode, or None if one of its layers has none."""
-        model = net.training_module.net
+    def of(cls, net: Net, training: bool = True) -> "Lowering | None":
+        """Return the lowering of a net in training or evaluation mode, or None if one of its layers has none."""
+        model = (net.training_module if training else net.evaluation_module).net
         body, head = (_flat(part, cast(nn.Module, getattr(model, part))) for part in ("body", "head"))
         if not all(_has_lowering(layer) for _, layer in [*body, *head]):
             return None
@@ -99,7 +102,10 @@ class Lowering:
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def run(self, params: Mapping[str, Tensor], masks: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings (A, B, width) and logits (A, B, classes) of stacked parameters, masks and inputs."""
+        """Return embeddings (A, B, width) and logits (A, B, classes) of stacked parameters, masks and inputs.
+
+        There are masks in training mode only.
+        """
         stack = _Stack(x, len(x))
         queue = list(masks)
         for path, layer in self._body:
@@ -138,7 +144,8 @@ def _apply(stack: _Stack, path: str, layer: nn.Module, params: Mapping[str, Tens
     elif isinstance(layer, nn.BatchNorm2d):
         _normalise(stack, path, layer, params)
     elif isinstance(layer, MaskedDropout):
-        _drop(stack, layer, masks.pop(0))
+        if layer.training:
+            _drop(stack, layer, masks.pop(0))
     elif isinstance(layer, nn.ReLU):
         if stack.maps:
             stack.pending.append(None)
@@ -195,12 +202,14 @@ def _drop(stack: _Stack, layer: MaskedDropout, mask: Tensor) -> None:
 
 
 def _normalise(stack: _Stack, path: str, layer: nn.BatchNorm2d, params: Mapping[str, Tensor]) -> None:
-    """Normalise every client's channels over its own batch; running statistics move in place, as in torch's layer."""
+    """Normalise every client's channels, as torch's layer does: in training mode over the client's own batch, and the
+    running statistics move in place; in evaluation mode by these."""
     _as_maps(stack)
     stack.settle()
-    params[f"{path}.num_batches_tracked"].add_(1)
+    if layer.training:
+        params[f"{path}.num_batches_tracked"].add_(1)
     mean, variance, weight, bias = (
         params[f"{path}.{name}"].flatten() for name in ("running_mean", "running_var", "weight", "bias")
     )
     momentum = cast(float, layer.momentum)
-    stack.value = F.batch_norm(stack.value, mean, variance, weight, bias, True, momentum, layer.eps)
+    stack.value = F.batch_norm(stack.value, mean, variance, weight, bias, layer.training, momentum, layer.eps)

@@ -6,9 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
 from typing import TypeVar, final
 
+from torch import Tensor
+
 from fedbench.engines import Engine, Job, Part
 from fedbench.engines.choice import Chosen
 from fedbench.engines.vectorised import Vectorised, trial
+from fedbench.evaluation import Examples
+from fedbench.net import Params
 
 T = TypeVar("T")
 
@@ -43,6 +47,12 @@ class Together(Engine):
         if isinstance(parts, BaseException):
             raise parts
         yield from parts
+
+    def examine(
+        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
+    ) -> dict[int, Examples]:
+        """Return what the models of one federation answer."""
+        return self.chosen.examine(job, places, model, split)
 
     def stop(self) -> None:
         """End every federation when it comes with its next job."""

@@ -2,24 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from fedbench.engines import Engine, Job, Part
-from fedbench.engines.lowering import Lowering
+from fedbench.engines.exam import chunks, examine_together
+from fedbench.engines.lowering import Answer, Lowering
+from fedbench.evaluation import Examples
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
-from fedbench.samples import batch_inputs
+from fedbench.samples import batch_inputs, padded
 from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, step_masks, whole_set
 
-_Answer = tuple[Tensor, Tensor] | tuple[()]
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 @final
@@ -27,11 +30,12 @@ class Vectorised(Engine):
     """Trains clients in chunks, each chunk as one stacked program: by the lowering if the net has one, else by vmap.
 
     - `chunk`: the most clients that are computed together.
+    - `samples`: the most samples of theirs that are examined together.
     - `threads`: chunks that are computed at the same time; fewer clients make smaller chunks, so that all have one.
     """
 
-    def __init__(self, chunk: int = 20, threads: int = 1) -> None:
-        self._chunk, self._threads = chunk, threads
+    def __init__(self, chunk: int = 20, threads: int = 1, samples: int = 2048) -> None:
+        self._chunk, self._threads, self._samples = chunk, threads, samples
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield one chunk of clients at a time."""
@@ -50,25 +54,44 @@ class Vectorised(Engine):
             key=lambda row: -len(row.job.data.train[row.client]),
         )
         size = min(self._chunk, -(-len(order) // self._threads))
-        chunks = [order[first : first + size] for first in range(0, len(order), size)]
-        net = jobs[0].net
-        if self._threads == 1:
-            yield from (_train_chunk(net, rows) for rows in chunks)
+        rows = [order[first : first + size] for first in range(0, len(order), size)]
+        yield from self._spread(jobs[0].net, _train_chunk, rows)
+
+    def examine(
+        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
+    ) -> dict[int, Examples]:
+        """Return what the models answer, some clients at a time."""
+        found: dict[int, Examples] = {job.clients[place]: {} for place in places}
+        sizes = [len(split[job.clients[place]]) for place in places]
+
+        def examine_chunk(net: Net, held: Sequence[int]) -> dict[int, Examples]:
+            return examine_together(replace(job, net=net), held, model, split)
+
+        size = min(self._chunk, -(-len(places) // self._threads))
+        groups = [[places[number] for number in chunk] for chunk in chunks(sizes, size, self._samples)]
+        for examined in self._spread(job.net, examine_chunk, groups):
+            found |= examined
+        return found
+
+    def _spread(self, net: Net, work: Callable[[Net, C], T], chunks: Sequence[C]) -> Iterator[T]:
+        """Yield what is made of each chunk, some at the same time, each with a net of its own."""
+        if self._threads == 1 or len(chunks) < 2:
+            yield from (work(net, chunk) for chunk in chunks)
             return
         nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
         for _ in range(self._threads):
             nets.put(net.with_own_modules())
 
-        def train_chunk(rows: list[_Row]) -> dict[int, Part]:
+        def one(chunk: C) -> T:
             net = nets.get()
             try:
-                return _train_chunk(net, rows)
+                return work(net, chunk)
             finally:
                 nets.put(net)
 
         # One thread each: torch would start as many again in every one of them.
         with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(train_chunk, chunks)
+            yield from pool.map(one, chunks)
 
 
 def trial(jobs: Sequence[Job]) -> int:
@@ -255,6 +278,8 @@ def _take_step(
     frozen = {name: tensor for name, tensor in views.items() if name not in trained}
     down = tree_map(lambda tensor: tensor[rows], chunk.down)
 
+    # Found for all clients at once, outside of vmap; any question but this, such as one about another model, goes
+    # through vmap.
     answer = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else ()
 
     def one(
@@ -263,14 +288,14 @@ def _take_step(
         batch: Batch,
         down: Message,
         masks: list[Tensor],
-        answer: _Answer,
+        answer: Answer,
         numbers: dict[str, Tensor],
     ) -> Any:
         method = replace(job.method, **numbers) if numbers else job.method  # type: ignore[type-var]
         params = {**frozen, **trained}
         net = chunk.net.training(masks)
         if answer:
-            net = _answering(net, params, batch.x, answer)
+            net = net.knowing(params, batch.x, answer)
         goal = objective(method, net, params, batch, down)
         return goal.mean, goal.parts, {} if goal.seen is None else {"seen": goal.seen}
 
@@ -297,21 +322,10 @@ def _take_step(
             memory[name][rows] = tensor
 
 
-def _answering(net: Net, params: Params, x: Tensor, answer: tuple[Tensor, Tensor]) -> Net:
-    """Return the net with the answer to its one usual question at hand: the lowering found it for all clients at once,
-    outside of vmap.  Any other question, such as that about another model, goes through vmap."""
-    return net.calling(lambda p, inputs: answer if p is params and inputs is x else net(p, inputs))
-
-
 def _padded(rows: list[_Row], steps: list[Step]) -> Batch:
     """Return the batches of one step (clients, batch, ...), padded with the first sample and marked so."""
     data = rows[0].job.data
-    index = nn.utils.rnn.pad_sequence([step.samples for step in steps], batch_first=True)
-    sizes = [len(step.samples) for step in steps]
-    valid = torch.ones(index.shape, dtype=data.x.dtype, device=data.x.device)
-    if min(sizes) < max(sizes):
-        places = torch.arange(max(sizes), device=data.x.device)
-        valid = (places < torch.tensor(sizes, device=data.x.device)[:, None]).to(data.x.dtype)
+    index, valid = padded([step.samples for step in steps], data.x.dtype)
     pools = {id(row.job.data): row.job.data for row in rows}
     if len(pools) == 1:
         return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
