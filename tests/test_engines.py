@@ -55,6 +55,12 @@ class Residual(nn.Module):
         return torch.mean(self.drop(h + self.norm(self.second(h))), (2, 3))
 
 
+def maps(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model whose body gives maps of one pixel, and whose head begins with ReLU."""
+    body = nn.Sequential(nn.Conv2d(shape[0], 3, 3), nn.AdaptiveAvgPool2d(1))
+    return TwoParts(body, nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, classes)))
+
+
 def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
     return TwoParts(Residual(shape[0]), nn.Linear(4, classes))
 
@@ -74,6 +80,7 @@ KINDS = {
     "logistic": Kind(partial(Mlp, hidden=()), (1, 6, 6)),
     "small_cnn": Kind(small_cnn, (1, 6, 6)),
     "residual": Kind(residual, (2, 6, 6)),
+    "maps": Kind(maps, (1, 6, 6)),
     "cnn_mnist 28x28": Kind(CnnMnist, (1, 28, 28)),
     "cnn_femnist 28x28": Kind(CnnFemnist, (1, 28, 28)),
     "resnet18": Kind(ResNet18, (3, 16, 16)),
@@ -192,7 +199,7 @@ def test_both_engines_give_the_same_numbers(method: str, kind: str, options: dic
 
 
 @pytest.mark.parametrize("options", ["defaults", "adam and decay", "batches of one", "together"])
-@pytest.mark.parametrize("kind", ["small_cnn", "residual"])
+@pytest.mark.parametrize("kind", ["small_cnn", "residual", "maps"])
 @pytest.mark.parametrize("method", plugins.names("methods"))
 def test_other_peoples_models_too(method: str, kind: str, options: str) -> None:
     assert_equal(federation(registered(method), [KINDS[kind].model], KINDS[kind].shape, **OPTIONS[options]))

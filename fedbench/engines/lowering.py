@@ -111,6 +111,8 @@ class Lowering:
         for path, layer in self._body:
             _apply(stack, path, layer, params, queue)
         embedding = stack.spread().flatten(2)
+        if stack.maps:  # which the head may go on with in place, and the embedding may be the same memory
+            stack.value = stack.value.clone()
         for path, layer in self._head:
             _apply(stack, path, layer, params, queue)
         return embedding, stack.spread()
