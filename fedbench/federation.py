@@ -32,6 +32,8 @@ from fedbench.wire import Diverged, Wire
 
 __all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "measured", "run", "simulate"]
 
+_DOWNLOADS = 256  # as many as an engine computes together at most
+
 FloatTable = dict[str, NDArray[np.float64]]
 
 
@@ -602,7 +604,7 @@ class _LocalExaminer:
         began = time.perf_counter()
         rows = {place: row for row, place in enumerate(part.places)}
 
-        def model(place: int) -> Params:
+        def model(job: Job, place: int) -> Params:
             return {name: tensor[rows[place]] for name, tensor in part.params.items()}
 
         for client, found in self._setup.engine.examine(job, part.places, model, self._setup.data.test).items():
@@ -638,15 +640,12 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     """
     splits = {"test": setup.data.test, "validation": setup.data.validation}
     examples: dict[str, list[evaluation.Examples]] = {name: [{} for _ in range(setup.data.clients)] for name in splits}
-    everybody = set(range(setup.data.clients)) - set(setup.newcomers.clients)
-    for place in range(len(setup.groups)):
-        job = _job(setup, state, wire, place, everybody, "evaluation")
-        if not job.clients:
-            continue
+    for place, some in _examined(setup):
+        job = _job(setup, state, wire, place, some, "evaluation")
         for row, client in enumerate(job.clients):
             setup.probe("evaluated", client, job.start(row))
         for name, split in splits.items():
-            for client, found in setup.engine.examine(job, range(len(job.clients)), job.start, split).items():
+            for client, found in setup.engine.examine(job, range(len(job.clients)), Job.start, split).items():
                 examples[name][client] = found
     metrics = {
         f"{split}/{name}": values
@@ -659,6 +658,14 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     for values in metrics.values():  # a summary may have a value for clients without an example
         values[list(setup.newcomers.clients)] = np.nan
     return metrics
+
+
+def _examined(setup: Setup) -> Iterator[tuple[int, set[int]]]:
+    """Yield all clients but newcomers, so many of a group at a time, whose downloads are in memory together."""
+    for place, group in enumerate(setup.groups):
+        clients = [client for client in group.clients if client not in setup.newcomers.clients]
+        for first in range(0, len(clients), _DOWNLOADS):
+            yield place, set(clients[first : first + _DOWNLOADS])
 
 
 def _check_evaluated(setup: Setup, metrics: FloatTable) -> None:

@@ -180,6 +180,7 @@ class Method(ABC):
         """Return named class scores (B, classes), the headline first; by default the head's logits.
 
         `own` (classes,) bool marks the classes in the client's training set.  A row of -inf is a refusal to answer.
+        A row depends on no other sample: clients are examined together, and `x` may end in padding.
         """
         return {"head": net(params, x)[1]}
 

@@ -76,8 +76,8 @@ class Net:
       `body`); `dtype` and `device`: where its parameters live.
     - `parameters`, `buffers`: their names in `state_dict` order; `shapes`: the shape of each.
     - `head`, `dense`: names of the tensors of the head, and of all fully connected layers.
-    - `has_batch_norm`: whether the examples of a batch influence each other; `trains_on_one`: whether a batch may have
-      a single one.
+    - `has_batch_norm`: whether the examples of a batch influence each other in training, and `mixes_examples`, in
+      evaluation (batch norm without running statistics); `trains_on_one`: whether a batch may have a single one.
     - `private`: names that no method may share (the batch-norm policy).
 
     Raises `InputError` for a model without body and head, or one that does not fit the data.
@@ -123,7 +123,9 @@ class Net:
             for name in module.state_dict()
         )
         self.private: frozenset[str] = frozenset()
-        self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self.has_batch_norm = bool(norms)
+        self.mixes_examples = any(module.running_mean is None for module in norms)
         self._convolves = any(len(shape) == 4 for shape in self.shapes.values())
         self._dropouts = _mask_dropouts(model)
         self._bound = False

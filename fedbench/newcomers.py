@@ -1,6 +1,6 @@
 """Clients that come when all rounds are over: what a method does for somebody who took no part in it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench import evaluation, keys
-from fedbench.engines import Engine, Job
+from fedbench.engines import Engine, Job, Model
 from fedbench.errors import InputError
 from fedbench.method import Message, stack, tree_map
-from fedbench.net import Params
 from fedbench.wire import Wire
 
 Table = dict[str, NDArray[Any]]
@@ -52,7 +51,7 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
     """
     job = replace(job, training=replace(job.training, epochs=1))
     job = replace(job, down=stack([_download(job, server, place, wire) for place in range(len(job.clients))]))
-    rows = [_evaluated(job, engine, job.start)]
+    rows = [_evaluated(job, engine, Job.start)]
     for count in epochs:
         trained: dict[int, Any] = {}
         work: dict[str, Any] = {"work/steps": np.zeros(len(job.clients)), "work/samples": np.zeros(len(job.clients))}
@@ -60,7 +59,8 @@ def welcome(job: Job, server: Message, engine: Engine, epochs: Sequence[int], wi
             for row, place in enumerate(part.places):
                 trained[place] = {name: tensor[row].clone() for name, tensor in part.params.items()}
                 work["work/steps"][place], work["work/samples"][place] = part.work[row].steps, part.work[row].samples
-        rows.append({**_finite(_evaluated(job, engine, trained.__getitem__)), **work})
+        table = _evaluated(job, engine, lambda _, place: trained[place])  # noqa: B023 (called at once)
+        rows.append({**_finite(table), **work})
     nothing = np.full(len(job.clients), np.nan)
     names = dict.fromkeys(name for row in rows for name in row)
     missing = {name: np.zeros(len(job.clients)) if name.startswith("work/") else nothing for name in names}
@@ -81,7 +81,7 @@ def _download(job: Job, server: Message, place: int, wire: Wire) -> Message:
     return received[int(np.nanargmin(losses))] if np.isfinite(losses).any() else received[0]
 
 
-def _evaluated(job: Job, engine: Engine, model: Callable[[int], Params]) -> Table:
+def _evaluated(job: Job, engine: Engine, model: Model) -> Table:
     """Return the metrics (clients,) of the models, on each client's own test and validation samples."""
     table: Table = {}
     for split, held in (("test", job.data.test), ("validation", job.data.validation)):

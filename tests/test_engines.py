@@ -1,7 +1,7 @@
 """Which engine computes the clients changes no number: methods x models x options, in float64 to 1e-9."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbench import evaluation, memory, plugins
+from fedbench import federation as federation_module
 from fedbench.averaging import Averaging
-from fedbench.engines import Engine, Job, Part, choice, exam
+from fedbench.engines import Engine, Job, Model, Part, choice, exam
 from fedbench.engines.choice import EngineName
 from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
 from fedbench.engines.vectorised import Vectorised, trial
 from fedbench.evaluation import Examples
 from fedbench.federation import Group, Setup, check, make_net, play
-from fedbench.method import Batch, Loss, Message, Method, Rows, cross_entropy
+from fedbench.method import Batch, Loss, Message, Method, Rows, cross_entropy, parameters
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedper import FedPer
 from fedbench.methods.fedproto import FedProto
@@ -35,6 +36,7 @@ from fedbench.models.cnn import CnnFemnist, CnnMnist
 from fedbench.models.mlp import Mlp
 from fedbench.models.resnet import ResNet18
 from fedbench.net import ModelFactory, Net, Params
+from fedbench.newcomers import Newcomers
 from fedbench.samples import from_clients
 from fedbench.settings import Optimizer, Training
 
@@ -61,6 +63,12 @@ def maps(shape: tuple[int, ...], classes: int) -> nn.Module:
     return TwoParts(body, nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, classes)))
 
 
+def untracked(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model whose batch norm takes the statistics of the batch in evaluation too."""
+    body = nn.Sequential(nn.Conv2d(shape[0], 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten())
+    return TwoParts(body, nn.Linear(48, classes))
+
+
 def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
     return TwoParts(Residual(shape[0]), nn.Linear(4, classes))
 
@@ -81,6 +89,7 @@ KINDS = {
     "small_cnn": Kind(small_cnn, (1, 6, 6)),
     "residual": Kind(residual, (2, 6, 6)),
     "maps": Kind(maps, (1, 6, 6)),
+    "untracked": Kind(untracked, (1, 6, 6)),
     "cnn_mnist 28x28": Kind(CnnMnist, (1, 28, 28)),
     "cnn_femnist 28x28": Kind(CnnFemnist, (1, 28, 28)),
     "resnet18": Kind(ResNet18, (3, 16, 16)),
@@ -199,7 +208,7 @@ def test_both_engines_give_the_same_numbers(method: str, kind: str, options: dic
 
 
 @pytest.mark.parametrize("options", ["defaults", "adam and decay", "batches of one", "together"])
-@pytest.mark.parametrize("kind", ["small_cnn", "residual", "maps"])
+@pytest.mark.parametrize("kind", ["small_cnn", "residual", "maps", "untracked"])
 @pytest.mark.parametrize("method", plugins.names("methods"))
 def test_other_peoples_models_too(method: str, kind: str, options: str) -> None:
     assert_equal(federation(registered(method), [KINDS[kind].model], KINDS[kind].shape, **OPTIONS[options]))
@@ -319,6 +328,50 @@ def test_every_client_with_samples_is_examined_once_and_no_more_of_them_together
         assert len(chunk) == 1 or len(chunk) * min(held[0], evaluation.BLOCK) <= samples
 
 
+@dataclass(frozen=True)
+class Asking(Method):
+    """Starts from a mixture of two models, after what the own one says of some images."""
+
+    def init_server(self, net: Net, initial: Params, clients: int, seed: int) -> Message:
+        return initial
+
+    def send(self, server: Message, client: int | Tensor) -> Message:
+        return server
+
+    def merge(self, net: Net, server: Message, uploads: Message, clients: Tensor, sizes: Tensor) -> Message:
+        return server
+
+    def init_client(self, net: Net, initial: Params) -> Params:
+        return initial
+
+    def start(self, net: Net, kept: Params, down: Message) -> Params:
+        received = parameters(down)
+        with torch.no_grad():
+            sure = net(kept, torch.ones(200, *net.shape, dtype=net.dtype))[1].softmax(1).max()
+        return {name: tensor + sure * (kept[name] - tensor) for name, tensor in received.items()}
+
+    def reply(self, net: Net, params: Params, *rest: Any) -> tuple[Params, Message]:
+        return params, {}
+
+
+def test_threads_do_not_meet_in_a_net_that_a_method_asks() -> None:
+    wide = partial(Mlp, hidden=(256, 256))  # so that threads are in it at the same time
+    assert_equal(federation(Asking(), [wide], (1, 6, 6), (5, 4, 6) * 8), Vectorised(4, 4))
+
+
+def test_evaluation_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [partial(Mlp, hidden=hidden) for hidden in ((5,), (6, 5))]
+    setup = replace(federation(FedProto(), models, (1, 6, 6)), newcomers=Newcomers((1,), (1,)))
+    whole = play(setup)
+    monkeypatch.setattr(federation_module, "_DOWNLOADS", 2)
+    pieces = play(setup)
+    assert whole.traffic.keys() == pieces.traffic.keys()
+    for name in whole.traffic:
+        np.testing.assert_array_equal(whole.traffic[name], pieces.traffic[name])
+    for name in whole.metrics:
+        np.testing.assert_array_equal(whole.metrics[name], pieces.metrics[name])
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.integers(1, 13), min_size=1, max_size=7),
@@ -384,9 +437,7 @@ class Spy(Engine):
         self.jobs.append(job)
         return self.engine.train(job)
 
-    def examine(
-        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-    ) -> dict[int, Examples]:
+    def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
         return self.engine.examine(job, places, model, split)
 
 
@@ -479,3 +530,29 @@ def test_chunks_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for room, sizes in ((10**12, [5]), (2 * needed, [2, 2, 1]), (needed // 2, [1] * 5)):
         monkeypatch.setattr(memory, "share", lambda device, room=room: room)
         assert [len(part.places) for part in choice.engine("vectorised", CPU).train(job)] == sizes
+
+
+def test_scores_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedProto holds a sample's embedding against every prototype, which takes more than to train on it."""
+    needed = {}
+    for method in (FedAvg(), FedProto()):
+        spy = Spy(Loop())
+        found(federation(method, [partial(Mlp, hidden=(500,))], (1, 6, 6)), spy)
+        needed[type(method)] = exam.trial(spy.jobs[0])
+    assert needed[FedProto] >= needed[FedAvg] + 2 * 4 * 500 * 8  # classes x width, float64
+    job, split = spy.jobs[0], [torch.arange(10)] * len(SIZES)
+    together: list[int] = []
+
+    def note(of: Any, job: Job, places: Sequence[int], *rest: Any) -> Any:
+        together.append(len(places))
+        return of(job, places, *rest)
+
+    monkeypatch.setattr("fedbench.engines.vectorised.examine_together", partial(note, exam.examine_together))
+    monkeypatch.setattr("fedbench.engines.vectorised.trial", lambda jobs: 1)  # any number of clients
+    for samples, sizes in ((1000, [5]), (20, [2, 2, 1])):
+        room = needed[FedProto] * samples
+        monkeypatch.setattr(memory, "share", lambda device, room=room: room)
+        engine = choice.engine("vectorised", CPU)
+        engine.examine(job, range(5), Job.start, split)
+        assert together == sizes
+        together.clear()

@@ -47,7 +47,7 @@ def test_smuggling_and_saying_less_than_is_sent_are_caught(fedbench: Call, tmp_p
     ]
     assert "something passes between them beside the messages, such as a global variable" in broken[1]
     assert "counted apart as the model's buffer of that name" in broken[2]
-    assert "./mine.py:SmugglesUp: 2 of 15 checks fail; begin with the first" in out
+    assert "./mine.py:SmugglesUp: 2 of 16 checks fail; begin with the first" in out
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def python(folder: Path, *arguments: str, **more: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("kind", "tests"), [("method", 16), ("dataset", 3)])
+@pytest.mark.parametrize(("kind", "tests"), [("method", 17), ("dataset", 3)])
 def test_a_new_package_passes_its_tests_and_runs_its_suite_as_it_stands(
     fedbench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tests: int
 ) -> None:

@@ -105,7 +105,7 @@ def test_a_method_whose_clients_find_the_servers_model_fails_no_check_of_the_num
 
 
 def test_a_method_that_cannot_be_stacked_is_told_so_and_passes() -> None:
-    assert "its clients are computed one by one, which is slower: RuntimeError" in BY_NAME["engines"](broken.Branches)
+    assert "its clients are trained one by one, which is slower: RuntimeError" in BY_NAME["engines"](broken.Branches)
 
 
 def test_a_class_inside_of_a_function_is_told_where_it_belongs() -> None:

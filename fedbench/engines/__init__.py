@@ -21,7 +21,7 @@ Probe = Callable[[str, int, Params], None]
 
 @dataclass(frozen=True)
 class Job:
-    """Local training of some clients with one architecture in one round.
+    """Some clients with one architecture in one round, to be trained or examined.
 
     - `clients`: their numbers, ascending; a client's place is its position here.
     - `kept`: what all clients with this architecture keep, stacked; `rows`: which row is whose, by place.
@@ -52,15 +52,22 @@ class Job:
         """Return what was sent to one client."""
         return tree_map(itemgetter(place), self.down)
 
+    def held(self, place: int) -> Params:
+        """Return what one client keeps."""
+        return {name: tensor[self.rows[place]] for name, tensor in self.kept.items()}
+
     def start(self, place: int) -> Params:
         """Return the model with which one client begins."""
-        kept = {name: tensor[self.rows[place]] for name, tensor in self.kept.items()}
-        return self.method.start(self.net, kept, self.received(place))
+        return self.method.start(self.net, self.held(place), self.received(place))
 
     def examine(self, place: int, params: Params, split: Sequence[Tensor]) -> Examples:
         """Return what one client's model answers on its samples; `split` holds every client's, by number."""
         own, index = self.data.own[self.clients[place]], split[self.clients[place]]
         return examine(self.method, self.net, params, self.received(place), self.data, index, own)
+
+
+Model = Callable[[Job, int], Params]
+"""Gives the model of one of a job's clients, by its place; the job may have a net of its own, for another thread."""
 
 
 class Part(NamedTuple):
@@ -81,12 +88,9 @@ class Engine(ABC):
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the job's clients, each once, some at a time, so that never all models are in memory twice."""
 
-    def examine(
-        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-    ) -> dict[int, Examples]:
+    def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
         """Return what the models of some of the job's clients answer, by the clients' numbers.
 
-        `model` gives a client's model by its place, and is asked once for each; `split` holds the samples on which each
-        is examined, by the client's number.
+        `split` holds every client's samples, by number.
         """
-        return {job.clients[place]: job.examine(place, model(place), split) for place in places}
+        return {job.clients[place]: job.examine(place, model(job, place), split) for place in places}

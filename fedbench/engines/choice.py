@@ -1,19 +1,19 @@
 """Which engine a cell gets: the one asked for, or the one that was measured to be faster."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from fedbench import memory
-from fedbench.engines import Engine, Job, Part
+from fedbench.engines import Engine, Job, Model, Part, exam, vectorised
 from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
-from fedbench.engines.vectorised import Vectorised, trial
+from fedbench.engines.vectorised import Vectorised
 from fedbench.evaluation import Examples
-from fedbench.net import Net, Params
+from fedbench.net import Net
 
 EngineName = Literal["auto", "loop", "vectorised"]
 
@@ -47,34 +47,22 @@ class Chosen(Engine):
     many clients fit into memory together, a trial of one step tells.  Both look at nothing but the cell and the
     machine, so that a cell is computed by the same engine in the same chunks every time.
 
-    - `of`: each net's engine.  Its models are also examined by it, unless vmap does not take the method's scores.
-    - `refused`: what was raised where vmap did not take something.
+    - `of`: each net's engine.
+    - `refused`: what was raised when clients were to be "trained" or "examined" together, where that cannot be.
     """
 
     def __init__(self, device: torch.device, threads: int, measured: bool) -> None:
         self._device, self._threads, self._measured = device, threads, measured
         self.of: dict[Net, Engine] = {}
-        self.refused: list[Exception] = []
-        self._examined_alone: set[Net] = set()
+        self.refused: dict[str, Exception] = {}
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the clients as the engine that was chosen for their net does."""
         return self.choose(job).train(job)
 
-    def examine(
-        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-    ) -> dict[int, Examples]:
-        """Return what the models answer, as the engine that was chosen for their net finds it, if it can."""
-        engine = self.choose(job)
-        if isinstance(engine, Vectorised) and job.net not in self._examined_alone:
-            try:
-                return engine.examine(job, places, model, split)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # vmap, and what it runs, raise all kinds
-                self._refuse("examined", error)
-                self._examined_alone.add(job.net)
-        return super().examine(job, places, model, split)
+    def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
+        """Return what the models answer, as the engine that was chosen for their net finds it."""
+        return self.choose(job).examine(job, places, model, split)
 
     def choose(self, job: Job) -> Engine:
         """Return the engine for the job's net."""
@@ -85,19 +73,24 @@ class Chosen(Engine):
     def _choose(self, job: Job) -> Engine:
         if self._measured and Lowering.of(job.net) is None and self._device.type == "cpu":
             return Loop()
+        client = self._tried("trained", lambda: vectorised.trial([job]))
+        if client is None:
+            return Loop()
+        sample = self._tried("examined", lambda: exam.trial(job))
+        samples = 0 if sample is None else self._most(_SAMPLES, sample)
+        return Vectorised(max(1, self._most(_CLIENTS, client)), self._threads, samples)
+
+    def _tried(self, what: str, trial: Callable[[], int]) -> int | None:
+        """Return the bytes that a trial found, or None if clients can be trained or examined only alone."""
         try:
-            needed = trial([job])
+            return trial()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # vmap, and what it runs, raise all kinds
-            self._refuse("trained", error)
-            return Loop()
-        kind = self._device.type if self._device.type in _CLIENTS else "cpu"
-        fit = max(1, memory.share(self._device) // needed)
-        # To examine a sample takes no more than to train on it.
-        samples = fit * min(job.training.batch_size, max(map(len, job.data.train)))
-        return Vectorised(min(_CLIENTS[kind], fit), self._threads, min(_SAMPLES[kind], samples))
+            self.refused[what] = error
+            _log.info("clients are %s one after the other: %s", what, " ".join(str(error).split()))
+            return None
 
-    def _refuse(self, what: str, error: Exception) -> None:
-        self.refused.append(error)
-        _log.info("clients are %s one after the other: %s", what, " ".join(str(error).split()))
+    def _most(self, wanted: Mapping[str, int], needed: int) -> int:
+        """Return how many to compute together: as many as are wanted on the device, and fit into its memory."""
+        return min(wanted.get(self._device.type, wanted["cpu"]), memory.share(self._device) // needed)

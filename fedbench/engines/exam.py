@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.func import vmap
 
-from fedbench.engines import Job
+from fedbench.engines import Job, Model
 from fedbench.engines.lowering import Answer, Lowering
 from fedbench.evaluation import BLOCK, Examples, per_example
 from fedbench.method import Batch, Message, stack, tree_map
@@ -28,13 +28,43 @@ def chunks(sizes: Sequence[int], clients: int, samples: int) -> Iterator[list[in
         order = order[count:]
 
 
-def examine_together(
-    job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-) -> dict[int, Examples]:
+def trial(job: Job) -> int:
+    """Examine the job's first client, and return how many bytes a sample takes: twice what autograd would save of it.
+
+    Raises whatever model and method raise under vmap.
+    """
+    net, data = job.net, job.data
+    started = {name: tensor.detach()[None] for name, tensor in job.start(0).items()}
+    params = {name: tensor.requires_grad_(name in net.parameters) for name, tensor in started.items()}
+    down = tree_map(lambda tensor: tensor[None], job.received(0))
+    lowering = Lowering.of(net, training=False)
+
+    def saved(count: int) -> int:
+        samples = torch.zeros(1, count, dtype=torch.int64, device=data.x.device)
+        batch = Batch(data.x[samples], data.y[samples], torch.ones(1, count, dtype=net.dtype, device=net.device))
+        return saved_bytes(lambda: _answers(job, lowering, params, down, batch, data.own[job.clients[:1]]))
+
+    return max(1, saved(4) - saved(2))  # of two samples, without what is saved of the model
+
+
+def saved_bytes(compute: Callable[[], object]) -> int:
+    """Return how many bytes autograd saves of a computation."""
+    saved: dict[int, UntypedStorage] = {}  # by address; kept, so that no two have the same one
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        compute()
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+def examine_together(job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
     """Return what `Engine.examine` does for some clients; the first of them has the most samples."""
     if len(places) == 1:
-        return {job.clients[place]: job.examine(place, model(place), split) for place in places}
-    clients, models = [job.clients[place] for place in places], [model(place) for place in places]
+        return {job.clients[place]: job.examine(place, model(job, place), split) for place in places}
+    clients, models = [job.clients[place] for place in places], [model(job, place) for place in places]
     index = [split[client] for client in clients]
     lowering = Lowering.of(job.net, training=False)
     params = {name: torch.stack([model[name] for model in models]) for name in models[0]}

@@ -28,8 +28,7 @@ class Loop(Engine):
 
 def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Message, Work]:
     began = time.perf_counter()
-    kept = {name: tensor[job.rows[place]] for name, tensor in job.kept.items()}
-    down = tree_map(lambda tensor: tensor[place], job.down)
+    kept, down = job.held(place), job.received(place)
     params = {name: job.net.laid_out(t) for name, t in begin(job.method, job.net, kept, down).items()}
     bound = job.net.bound(params)
     steps = plan(job.phases, job.data, job.training, job.seed, job.round_number, client)

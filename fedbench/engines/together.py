@@ -8,11 +8,10 @@ from typing import TypeVar, final
 
 from torch import Tensor
 
-from fedbench.engines import Engine, Job, Part
+from fedbench.engines import Engine, Job, Model, Part
 from fedbench.engines.choice import Chosen
 from fedbench.engines.vectorised import Vectorised, trial
 from fedbench.evaluation import Examples
-from fedbench.net import Params
 
 T = TypeVar("T")
 
@@ -48,9 +47,7 @@ class Together(Engine):
             raise parts
         yield from parts
 
-    def examine(
-        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-    ) -> dict[int, Examples]:
+    def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
         """Return what the models of one federation answer."""
         return self.chosen.examine(job, places, model, split)
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any, TypeVar, final
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedbench.engines import Engine, Job, Part
-from fedbench.engines.exam import chunks, examine_together
+from fedbench.engines import Engine, Job, Model, Part
+from fedbench.engines.exam import chunks, examine_together, saved_bytes
 from fedbench.engines.lowering import Answer, Lowering
 from fedbench.evaluation import Examples
 from fedbench.method import Batch, Message, parameters, stack, tree_map
@@ -30,7 +31,7 @@ class Vectorised(Engine):
     """Trains clients in chunks, each chunk as one stacked program: by the lowering if the net has one, else by vmap.
 
     - `chunk`: the most clients that are computed together.
-    - `samples`: the most samples of theirs that are examined together.
+    - `samples`: the most samples of theirs that are examined together; 0: each client alone.
     - `threads`: chunks that are computed at the same time; fewer clients make smaller chunks, so that all have one.
     """
 
@@ -57,10 +58,10 @@ class Vectorised(Engine):
         rows = [order[first : first + size] for first in range(0, len(order), size)]
         yield from self._spread(jobs[0].net, _train_chunk, rows)
 
-    def examine(
-        self, job: Job, places: Sequence[int], model: Callable[[int], Params], split: Sequence[Tensor]
-    ) -> dict[int, Examples]:
+    def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
         """Return what the models answer, some clients at a time."""
+        if not self._samples or job.net.mixes_examples:  # padding would enter what is mixed
+            return super().examine(job, places, model, split)
         found: dict[int, Examples] = {job.clients[place]: {} for place in places}
         sizes = [len(split[job.clients[place]]) for place in places]
 
@@ -73,25 +74,25 @@ class Vectorised(Engine):
             found |= examined
         return found
 
-    def _spread(self, net: Net, work: Callable[[Net, C], T], chunks: Sequence[C]) -> Iterator[T]:
-        """Yield what is made of each chunk, some at the same time, each with a net of its own."""
-        if self._threads == 1 or len(chunks) < 2:
-            yield from (work(net, chunk) for chunk in chunks)
+    def _spread(self, net: Net, work: Callable[[Net, C], T], pieces: Sequence[C]) -> Iterator[T]:
+        """Yield what is made of each piece of the work, some at the same time, each with a net of its own."""
+        if self._threads == 1 or len(pieces) < 2:
+            yield from (work(net, piece) for piece in pieces)
             return
         nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
         for _ in range(self._threads):
             nets.put(net.with_own_modules())
 
-        def one(chunk: C) -> T:
+        def one(piece: C) -> T:
             net = nets.get()
             try:
-                return work(net, chunk)
+                return work(net, piece)
             finally:
                 nets.put(net)
 
         # One thread each: torch would start as many again in every one of them.
         with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(one, chunks)
+            yield from pool.map(one, pieces)
 
 
 def trial(jobs: Sequence[Job]) -> int:
@@ -103,22 +104,16 @@ def trial(jobs: Sequence[Job]) -> int:
     job = jobs[0]
     longest = min(max(map(len, job.data.train)) for job in jobs)
     samples = torch.arange(min(job.training.batch_size, longest), device=job.data.x.device)
-    seen: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     chunk = _stacked(
         job.net, [_Row(job, number, 0) for number, job in enumerate(jobs)], [[Step(samples, 0, 0, 0)]] * len(jobs)
     )
     memory = _fresh_memory(chunk)
     updater = Updater(job.training.optimizer, chunk.params, job.net.parameters)
     masks = next(step_masks(chunk.net, chunk.plans, len(samples)))
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _take_step(chunk, slice(0, len(jobs)), [plan[0] for plan in chunk.plans], masks, updater, 0, memory, {})
+    first = [plan[0] for plan in chunk.plans]
+    saved = saved_bytes(lambda: _take_step(chunk, slice(0, len(jobs)), first, masks, updater, 0, memory, {}))
     model = sum(tensor.nbytes for tensor in chunk.params.values())
-    return ((2 + updater.moments) * model + 2 * sum(seen.values())) // len(jobs)
+    return ((2 + updater.moments) * model + 2 * saved) // len(jobs)
 
 
 @dataclass(frozen=True)
@@ -196,8 +191,8 @@ def _train_chunk(net: Net, rows: list[_Row]) -> dict[int, Part]:
 def _stacked(net: Net, rows: list[_Row], plans: list[list[Step]]) -> _Chunk:
     """Return the chunk before its first step."""
     lowering = Lowering.of(net)
-    kept = [{name: tensor[row.job.rows[row.place]] for name, tensor in row.job.kept.items()} for row in rows]
-    downs = [_message_row(row.job.down, row.place) for row in rows]
+    kept = [row.job.held(row.place) for row in rows]
+    downs = [row.job.received(row.place) for row in rows]
     models = [row.job.method.start(net, mine, down) for row, mine, down in zip(rows, kept, downs, strict=True)]
     params = {name: torch.stack([model[name].detach() for model in models]) for name in models[0]}
     if lowering:
@@ -340,7 +335,7 @@ def _padded(rows: list[_Row], steps: list[Step]) -> Batch:
 def _reply(chunk: _Chunk, row: int, memory: dict[str, Tensor]) -> tuple[Params, Message]:
     """Return what one client keeps and uploads."""
     job, client = chunk.rows[row].job, chunk.rows[row].client
-    params, down = _row(chunk.params, row), _message_row(chunk.down, row)
+    params, down = _row(chunk.params, row), tree_map(itemgetter(row), chunk.down)
     with torch.no_grad():
         return job.method.reply(chunk.net, params, chunk.kept[row], down, lambda: whole_set(job.data, client), memory)
 
@@ -356,7 +351,3 @@ def _noted(plans: list[list[Step]]) -> list[list[int]]:
 
 def _row(stacked: Params, row: int) -> Params:
     return {name: tensor[row] for name, tensor in stacked.items()}
-
-
-def _message_row(stacked: Message, row: int) -> Message:
-    return tree_map(lambda tensor: tensor[row], stacked)
