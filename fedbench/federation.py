@@ -32,7 +32,7 @@ from fedbench.wire import Diverged, Wire
 
 __all__ = ["ClientArrays", "Outcome", "Setup", "check", "make_net", "measured", "run", "simulate"]
 
-_DOWNLOADS = 256  # as many as an engine computes together at most
+_DOWNLOADS = 64  # in memory together when clients are evaluated
 
 FloatTable = dict[str, NDArray[np.float64]]
 
