@@ -1,6 +1,5 @@
 """`fedbench deploy`: one cell as a real federation on this machine, held against the simulation."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,30 +7,29 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedbench.errors import InputError, within
+from fedbench.plan import Plan
 from fedbench.words import counted
 
 if TYPE_CHECKING:
     from fedbench.apart import Played
-    from fedbench.cells import Cell
     from fedbench.federation import Outcome
 
 _TOLERANCES = {"float32": 1e-5, "float64": 1e-9}
 """How far rounding may take a metric from the simulation's, by `training.dtype`."""
 
 
-def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store: Path, suite: str) -> None:
-    """Deploy the one cell that there is, and simulate it; exit code 1 if they differ, or bytes do not fit.
+def run(plan: Plan, to: Path | None) -> None:
+    """Deploy a plan's one cell, and simulate it; exit code 1 if they differ, or bytes do not fit.
 
-    `suite` says where the cell stands, for messages.  The parties' folders are written into a new `to`, or one in
-    `store`, which is there once all is played.  InputError for several cells, a tuned one, a folder that is there
-    already, or without Flower.
+    The parties' folders are written into a new `to`, else beside the cells, which is there once all is played.
+    InputError for several cells, a tuned one, a folder that is there already, or without Flower.
     """
     from fedbench import apart, data, deploy, wire
     from fedbench import cells as cell
 
-    if len({one.key for one in cells}) > 1:
-        raise InputError(f"deploy: {counted(len(cells), 'cell')}; say which one with --only and --seeds")
-    (one, *_) = cells
+    if len(plan.titles) > 1:
+        raise InputError(f"deploy: {counted(len(plan.cells), 'cell')}; say which one with --only and --seeds")
+    (one, *_), base = plan.cells, plan.suite.base
     if one.tuned:
         raise InputError(
             "deploy: the cell's values are yet to be tuned; take a suite that `fedbench tune --export` wrote"
@@ -40,11 +38,11 @@ def run(cells: "Sequence[Cell]", base: Path, root: Path, to: Path | None, store:
         raise InputError("deploy: newcomers are of a simulation; leave `newcomers` out")
     if find_spec("flwr") is None:
         raise InputError("deploy: Flower is not installed; pip install 'fedbench-suite[flower]'")
-    folder = to or store / "deployed" / one.key
+    folder = to or plan.store.root / "deployed" / one.key
     if folder.exists():
         raise InputError(f"{folder}: is there already; remove it, or name another with --to")
-    arrays = data.load(cell.source(one, base), root)
-    with within(suite):
+    arrays = data.load(cell.source(one, base), plan.data)
+    with within(plan.suite.place):
         partition = cell.draw_partition(one, arrays, base)
         cell.Checker(base).check(one, arrays, partition)
     folder.parent.mkdir(parents=True, exist_ok=True)

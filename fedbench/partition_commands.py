@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import within
+from fedbench.plan import Plan
 from fedbench.words import counted
 
 if TYPE_CHECKING:
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
 _MOST = 40  # clients that a table shows
 
 
-def show(cells: "Sequence[Cell]", base: Path, root: Path, folder: Path, suite: str) -> None:
-    """Draw the cells' partitions, print a table of each, and save its picture as SVG into a folder.
+def show(plan: Plan, to: Path | None) -> None:
+    """Draw the partitions of a plan's cells, print a table of each, and save its picture as SVG.
 
-    `base` is where paths of plugins start from, `root` the folder of the user's data, `suite` says where the partitions
-    stand, for messages.  InputError if the data do not
-    suffice.
+    Pictures go into the folder `to`, else beside the cells.  InputError if the data do not suffice.
     """
     from rich.console import Console
 
@@ -36,15 +35,16 @@ def show(cells: "Sequence[Cell]", base: Path, root: Path, folder: Path, suite: s
     from fedbench.report.figures import partition_heat
 
     console = Console()
-    first = {cell.partition_key: cell for cell in reversed(cells)}
+    folder = to or plan.store.root
+    first = {cell.partition_key: cell for cell in reversed(plan.cells)}
     titles = _titles(list(first.values())[::-1])
     arrays: dict[str, Arrays] = {}
     for key, title in titles.items():
         content = first[key].recipe["dataset"]["content"]
         if content not in arrays:
-            arrays = {content: data.load(cell.source(first[key], base), root)}
-        with within(suite):
-            partition = cell.draw_partition(first[key], arrays[content], base)
+            arrays = {content: data.load(cell.source(first[key], plan.suite.base), plan.data)}
+        with within(plan.suite.place):
+            partition = cell.draw_partition(first[key], arrays[content], plan.suite.base)
         heat, said = partition_heat(partition.card)
         lines = [_summary(partition, arrays[content]), *_notes(partition.card)]
         console.print(terminal.render_table(_table(title, partition, arrays[content])))

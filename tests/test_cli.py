@@ -17,10 +17,11 @@ import yaml
 from conftest import Run, Tiny
 from rich.console import Console
 
-from fedbench import cells, cli
+from fedbench import cells
 from fedbench.cells import Cell, Checker, draw_partition
 from fedbench.executors import Setting, load_arrays
 from fedbench.partition import Partition
+from fedbench.plan import titles
 from fedbench.progress import Bar, Lines
 from fedbench.store import Store
 
@@ -659,7 +660,7 @@ def test_plain_lines(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch
 
 def test_titles_name_what_differs(tiny: Tiny) -> None:
     tiny.change(seeds=[0, 1], grid={"partition.clients": [2, 4]}, methods=["local"])
-    assert list(cli._titles(tiny.cells()).values()) == [
+    assert list(titles(tiny.cells()).values()) == [
         "local seed=0 clients=2",
         "local seed=1 clients=2",
         "local seed=0 clients=4",
