@@ -13,7 +13,7 @@ from fedbench.errors import InputError, unknown
 from fedbench.method import Method
 from fedbench.net import ModelFactory, Params
 from fedbench.options import make
-from fedbench.settings import Optimizer, Training
+from fedbench.settings import Optimizer, Training, check_optimizer
 
 ENGINES = ("auto", "loop", "vectorised")
 
@@ -27,11 +27,16 @@ def check_method(method: Method) -> None:
 
 
 def checked_training(training: Training | None, settings: Mapping[str, Any]) -> Training:
-    """Return the settings with some replaced."""
+    """Return the settings with some replaced; InputError if one is wrong, or of another optimiser."""
     if not isinstance(training, Training | None):
         raise InputError(f"training: {training!r}; want fedbench.settings.Training(rounds=10, ...), or such keywords")
     plain = {name: asdict(value) if isinstance(value, Optimizer) else value for name, value in settings.items()}
-    return make(Training, {**asdict(training or Training()), **plain}, "simulate")
+    made = make(Training, {**asdict(training or Training()), **plain}, "simulate")
+    given = settings.get("optimizer", made.optimizer)
+    if isinstance(given, Optimizer):  # which does not say what was given, and what is the default
+        given = {name: value for name, value in asdict(given).items() if value != getattr(Optimizer, name)}
+    check_optimizer(made.optimizer.name, given, "simulate.optimizer")
+    return made
 
 
 def checked_models(model: nn.Module | ModelFactory | Sequence[ModelFactory]) -> list[ModelFactory]:

@@ -47,7 +47,7 @@ from pydantic import (
 
 from fedbench import options, plugins
 from fedbench.errors import InputError, unknown
-from fedbench.settings import Training
+from fedbench.settings import Optimizer, Training, check_optimizer
 from fedbench.space import Tune
 
 SUITES = Path(__file__).with_name("suites")
@@ -387,6 +387,8 @@ def _suite(data: Mapping[str, Any], file: str, where: str) -> Suite:
         raise options.explain(error, data, f"{where}: ", _keys_at, _elsewhere) from None
     for place, settings in _trainings(suite, f"{where}: "):
         options.resolve(Training, settings, place)
+    for place, settings, name in _optimizers(suite, f"{where}: "):
+        check_optimizer(name, settings, place)
     suite._file = file
     return suite
 
@@ -422,6 +424,22 @@ def _trainings(part: _Part, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{place}methods.{label}.training", row.training
     for number, experiment in enumerate(part.experiments if isinstance(part, Suite) else ()):
         yield from _trainings(experiment, f"{place}experiments.{number}.")
+
+
+def _optimizers(part: _Part | Row, place: str, above: str = Optimizer.name) -> Iterator[tuple[str, Settings, str]]:
+    """Yield what stands about the optimiser in a part and in its rows, with the place and the name that holds there."""
+    given: Settings = part.training.get("optimizer", {})
+    name = str(given.get("name", above))
+    yield f"{place}training.optimizer", given, name
+    for value in part.grid.get("training.optimizer", []):
+        if isinstance(value, dict):
+            yield f"{place}grid.training.optimizer", value, str(value.get("name", Optimizer.name))
+    if isinstance(part, Row):
+        return
+    for label, row in part.methods.items() if isinstance(part.methods, dict) else ():
+        yield from _optimizers(row, f"{place}methods.{label}.", name)
+    for number, experiment in enumerate(part.experiments if isinstance(part, Suite) else ()):
+        yield from _optimizers(experiment, f"{place}experiments.{number}.", name)
 
 
 # --- experiments over suites

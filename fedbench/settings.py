@@ -3,12 +3,16 @@
 The constraints stand on the fields as `annotated_types` marks, so that pydantic checks the same rules in a suite file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from fedbench.errors import InputError
+
 OptimizerName = Literal["sgd", "adam"]
+_OF_SGD = ("momentum", "nesterov")
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class Optimizer:
     """One client's optimiser; its state starts afresh in every round and every phase.
 
     `weight_decay` acts on every trained parameter, except that `weight_decay_bias`, when given, acts on those whose
-    name contains "bias" (the FedRep authors decay weights only).  Adam uses torch's default betas and epsilon.
+    name contains "bias" (the FedRep authors decay weights only).  Adam uses torch's default betas and epsilon, and has
+    neither `momentum` nor `nesterov`.
     """
 
     name: OptimizerName = "sgd"
@@ -25,6 +30,14 @@ class Optimizer:
     nesterov: bool = False
     weight_decay: Annotated[float, Ge(0)] = 0.0
     weight_decay_bias: Annotated[float, Ge(0)] | None = None
+
+
+def check_optimizer(name: str, given: Mapping[str, Any], where: str) -> None:
+    """Raise InputError, beginning with `where`, for a setting that was given and that the optimiser does not have."""
+    for setting in _OF_SGD:
+        if name == "adam" and setting in given:
+            value = str(given[setting]).lower()
+            raise InputError(f"{where}.{setting}: {value} is for sgd, adam has none; leave it out, or take name: sgd")
 
 
 @dataclass(frozen=True)

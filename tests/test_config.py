@@ -131,6 +131,22 @@ def test_yaml_means_what_it_says() -> None:
         ),
         ("name: ../up", "s.yaml: name: '../up' should be letters, digits"),
         ("dataset: 3", "s.yaml: dataset: 3 should be a name, or a mapping with a name and options"),
+        (
+            "training: {optimizer: {name: adam, momentum: 0.5}}\nmethods: [local]",
+            "s.yaml: training.optimizer.momentum: 0.5 is for sgd, adam has none; leave it out, or take name: sgd",
+        ),
+        (
+            "training: {optimizer: {name: adam}}\nmethods: {local: {training: {optimizer: {nesterov: false}}}}",
+            "s.yaml: methods.local.training.optimizer.nesterov: false is for sgd, adam has none; leave it out, or",
+        ),
+        (
+            "training: {optimizer: {name: adam}}\nexperiments: [{training: {optimizer: {momentum: 0}}}]",
+            "s.yaml: experiments.0.training.optimizer.momentum: 0 is for sgd, adam has none; leave it out, or",
+        ),
+        (
+            "grid: {training.optimizer: [{name: sgd}, {name: adam, momentum: 0}]}\nmethods: [local]",
+            "s.yaml: grid.training.optimizer.momentum: 0 is for sgd, adam has none; leave it out, or take name: sgd",
+        ),
         ("dataset: {name: 3}", "s.yaml: dataset: the name should be text"),
         ("seeds: 3", "s.yaml: seeds: should be a list, not 3"),
         ("seeds: []", "s.yaml: seeds: is empty, so there is nothing to run"),
@@ -216,6 +232,12 @@ def test_rounds_are_set_everywhere(load: Callable[[str], config.Suite]) -> None:
             assert row.get("grid", {}) in ({}, {"mu": [0.1, 1]})
 
 
+def test_a_row_may_have_an_optimizer_without_the_settings_of_the_suites(load: Callable[[str], config.Suite]) -> None:
+    optimizers = "training: {optimizer: {momentum: 0.9}}\nmethods: {local: {training: {optimizer: {name: adam}}}}"
+    (only,) = parts(load(f"{optimizers}\ndataset: mnist_mini\nmodel: mlp\npartition: iid"))
+    assert only["methods"]["local"]["training"]["optimizer"] == {"name": "adam"}
+
+
 def test_options_and_whole_choices_are_set_everywhere(load: Callable[[str], config.Suite]) -> None:
     first, second = parts(config.override(load(SUITE), ["partition.n=7", "dataset={name: arrays, path: a.npz}"]))
     assert first["partition"]["n"] == 7
@@ -272,6 +294,11 @@ def test_override_leaves_the_suite_alone(load: Callable[[str], config.Suite]) ->
         (["rounds=0"], None, "--set rounds=0: training.rounds: should be greater than or equal to 1, not 0"),
         (["rounds="], None, "--set rounds=: training.rounds: should be a whole number, not null"),
         (["shuffle=yep"], None, '--set shuffle=yep: training.shuffle: should be true or false, not "yep"'),
+        (
+            ["optimizer.name=adam"],
+            None,
+            "--set optimizer.name=adam: training.optimizer.momentum: 0.9 is for sgd, adam has none; leave it out, or",
+        ),
         (["shuffle=1"], None, "--set shuffle=1: training.shuffle: should be true or false, not 1"),
         (["rounds=[1"], None, "--set rounds=[1, line 1, column 3: while parsing a flow sequence"),
         (["methods.fedprx.mu=1"], None, "--set methods.fedprx.mu=1: unknown row 'fedprx'; did you mean 'fedprox'?"),

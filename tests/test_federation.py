@@ -612,3 +612,11 @@ def test_the_accuracy_before_round_1_is_part_of_the_outcome() -> None:
 def test_hyperparameters_are_checked_as_in_a_suite(method: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulate(method, plain_mlp, blobs(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Optimizer("adam", momentum=0.9), Optimizer("adam", nesterov=True), {"name": "adam", "momentum": 0.5}]
+)
+def test_an_optimizer_is_not_given_what_it_has_not(optimizer: Any) -> None:
+    with pytest.raises(InputError, match=r"^simulate\.optimizer\.\w+: \S+ is for sgd, adam has none; leave it out"):
+        simulate(FedAvg(), plain_mlp, blobs(), rounds=1, optimizer=optimizer)
