@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.errors import InputError
+from fedbench.errors import InputError, within
 from fedbench.plan import Plan, has_data, unique
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ def show_estimate(plan: Plan, device: str, calibrate: bool) -> None:
         print(f"{name}: no files here, so there is no estimate; `fedbench data where {name}` says what is missing")
     setting = executors.Setting(plan.data, plan.suite.base, device)
     groups: dict[str, list[Estimate]] = {}
-    for found in estimate(filter(has_data, cells), setting, calibrate):
-        groups.setdefault(found.model, []).append(found)
+    with within(plan.suite.place):
+        for found in estimate(filter(has_data, cells), setting, calibrate):
+            groups.setdefault(found.model, []).append(found)
     for model, group in groups.items():
         print(f"{model}: {in_words(group)}")
     todo = {cell.key for cell in plan.chosen("missing")}
@@ -47,7 +48,8 @@ def show_estimate(plan: Plan, device: str, calibrate: bool) -> None:
     left = [found for group in groups.values() for found in group if found.cell.key in todo]
     print(f"to run: {in_words(left, at_once)}")
     tuned = [cell for cell in tune.unfinished(cells, plan.store) if has_data(cell)]
-    probes = estimate(map(tune.probe, tuned), setting, calibrate)
+    with within(plan.suite.place):
+        probes = list(estimate(map(tune.probe, tuned), setting, calibrate))
     trials = [found for cell, found in zip(tuned, probes, strict=True) for _ in range(tune.wanting(cell, plan.store))]
     if trials:
         print(f"before that, trials of tuning: {in_words(trials, at_once)}")

@@ -569,6 +569,13 @@ def test_a_reference_that_is_not_there_is_said_before_anything_runs(fedbench: Ru
     assert "33.30" in (tiny.out / "tiny" / "report.md").read_text()
 
 
+def test_what_cannot_be_estimated_is_said_with_its_place(fedbench: Run, tiny: Tiny) -> None:
+    tiny.change(partition={"name": "iid", "clients": 100})
+    code, _, err = fedbench("show", str(tiny.file), "--set", "rounds=1", "--data", str(tiny.data))
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"fedbench: {tiny.file} with --set rounds=1: partition.clients: 100 is more")
+
+
 def test_show(fedbench: Run, tiny: Tiny) -> None:
     assert fedbench(*arguments(tiny, "--only", "method=fedavg"))[0] == 0
     code, out, err = fedbench("show", str(tiny.file))
