@@ -126,6 +126,10 @@ def _print_usage(error: Any) -> None:
     said = " ".join(
         error.format_message().replace("Value error, ", "").replace("Input should be", "should be").rstrip(".").split()
     )
+    # Newer versions of typer let pydantic say what is wrong, which has the value apart, unless it is no allowed word.
+    for found in getattr(error.__cause__, "errors", list)()[:1]:
+        if found["type"] != "value_error":
+            said = f"{said.partition(', unable to')[0]}, not {found['input']}"
     print(f"fedbench: {said}; see `{command} --help`", file=sys.stderr)
 
 
@@ -352,7 +356,7 @@ def schema() -> None:
 
 
 @app.command()
-def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
+def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000) -> None:
     """Open MLflow's page on the runs, until Ctrl-C."""
     from fedbench.tracking import local_uri
 

@@ -333,7 +333,7 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--seeds", ""], "--seeds : seeds: is empty"),
         (["--only", ""], "write fact=value"),
         (["--tracking-uri", "foo"], "--tracking-uri foo: want none, the address of an MLflow server"),
-        (["--workers", "x"], "Invalid value for '--workers'"),
+        (["--workers", "x"], "Invalid value for '--workers': should be a valid integer, not x; see"),
         (["--policy", "some"], "'some' is not one of 'missing', 'failed', 'all'"),
         (["--workerz", "1"], "No such option: --workerz"),
         (["--set", "lr=1"], "unknown key 'lr'; it stands in training.optimizer"),
@@ -342,7 +342,8 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--device", "tpu9", "--dry-run"], "--device tpu9: not on this machine"),
         (["--set", "rounds=yes"], "rounds"),
         (["--out", tiny.file.name], f"--out {tiny.file.name}: is a file; want the folder of all runs"),
-        (["--workers", "-1"], "should be greater than or equal to 0"),
+        (["--workers", "-1"], "Invalid value for '--workers': should be greater than or equal to 0, not -1; see"),
+        (["--checkpoint", "nan"], "Invalid value for '--checkpoint': should be greater than or equal to 0, not nan; see"),
         (
             ["--set", "partition.clients=100"],
             "tiny.yaml with --set partition.clients=100: partition.clients: 100 is more",
