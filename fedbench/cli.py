@@ -16,6 +16,7 @@ from fedbench import (
     interrupts,
     partition_commands,
     plugin_commands,
+    repair_commands,
     report_commands,
     run_commands,
     show_commands,
@@ -23,7 +24,6 @@ from fedbench import (
 from fedbench.errors import InputError
 from fedbench.interrupts import Interrupted
 from fedbench.plan import Policy, check_asked, make_plan
-from fedbench.words import counted
 
 app = typer.Typer(
     help="Compare federated-learning methods fairly.",
@@ -305,31 +305,12 @@ def partition(
 
 
 @app.command()
-def repair(suite: _SuiteName, out: _Out = _RUNS) -> None:
+def repair(
+    suite: Annotated[str, typer.Argument(metavar="SUITE|FOLDER", help="A suite, or the folder of its runs.")],
+    out: _Out = _RUNS,
+) -> None:
     """Move what cannot be read in a suite's folder aside, and MLflow's database; the next run makes it anew."""
-    from fedbench import config
-    from fedbench.store import Store, damage_of
-    from fedbench.tracking import local_uri
-
-    store = Store(out / config.load(suite).name)
-    if not store.root.is_dir():
-        raise InputError(f"{store.root}: no such folder; nothing of this suite has been run there")
-    database = out / "mlflow.db"
-    with run_commands.locked(store):
-        found = list(store.damaged())
-        if reason := damage_of(database):
-            found.append((database, reason))
-        for path, reason in found:
-            print(f"{reason}; moved to {store.set_aside(path)}")
-        if under_way := len(list(store.checkpoints.glob("*.pt"))):  # of this suite as it is, or as it was before
-            print(
-                f"{store.checkpoints}: {counted(under_way, 'checkpoint')} of cells that have not ended; can be deleted"
-            )
-    if database in dict(found):  # after its own lock, so that two repairs never wait for each other
-        for other in (Store(marker.parent) for marker in sorted(out.glob("*/version"))):
-            with run_commands.locked(other):
-                other.forget_tracked(local_uri(out))
-    print(f"{len(found)} moved aside" + (", the next run makes them anew" if found else ": everything can be read"))
+    repair_commands.run(suite, out)
 
 
 @app.command()
@@ -356,7 +337,9 @@ def schema() -> None:
 
 
 @app.command()
-def ui(out: _Out = _RUNS, port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000) -> None:
+def ui(
+    out: _Out = _RUNS, port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000
+) -> None:
     """Open MLflow's page on the runs, until Ctrl-C."""
     from fedbench.tracking import local_uri
 

@@ -12,6 +12,7 @@ One process writes at a time (`Store.lock`), and its workers their checkpoints; 
 
 import io
 import json
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -270,13 +271,13 @@ class Store:
 
     def damaged(self) -> Iterator[tuple[Path, str]]:
         """Yield everything that cannot be read, with the reason."""
-        checks: dict[str, Callable[[Path], object]] = {
-            "cells": lambda path: self.get(path.name),
-            "errors": lambda path: self.error(path.stem),
-            "studies": _read_study,
-            "partitions": _read_partition,
-        }
-        for kind, check in checks.items():
+        checks: list[Callable[[Path], object]] = [
+            lambda path: self.get(path.name),
+            lambda path: self.error(path.stem),
+            _read_study,
+            _read_partition,
+        ]
+        for kind, check in zip(_KINDS, checks, strict=True):
             for path in sorted((self.root / kind).glob("*")):
                 if path.suffix != ".part":
                     try:
@@ -326,7 +327,14 @@ def _json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-_REPAIR = "; `fedbench repair` moves it aside, and the next run makes it anew"
+_KINDS = ("cells", "errors", "studies", "partitions")
+_REPAIR = "; `fedbench repair "
+
+
+def _repair(path: Path) -> str:
+    """Return what to do about a damaged file of a store."""
+    root = next(above.parent for above in path.parents if above.name in _KINDS)
+    return f"{_REPAIR}{shlex.quote(str(root))}` moves it aside, and the next run makes it anew"
 
 
 @contextmanager
@@ -335,9 +343,9 @@ def _intact(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{str(error).removesuffix(_REPAIR)}{_REPAIR}") from error
+        raise InputError(f"{str(error).partition(_REPAIR)[0]}{_repair(path)}") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: missing or damaged ({one_line(error)}){_REPAIR}") from error
+        raise InputError(f"{path}: missing or damaged ({one_line(error)}){_repair(path)}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

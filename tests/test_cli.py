@@ -343,7 +343,10 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--set", "rounds=yes"], "rounds"),
         (["--out", tiny.file.name], f"--out {tiny.file.name}: is a file; want the folder of all runs"),
         (["--workers", "-1"], "Invalid value for '--workers': should be greater than or equal to 0, not -1; see"),
-        (["--checkpoint", "nan"], "Invalid value for '--checkpoint': should be greater than or equal to 0, not nan; see"),
+        (
+            ["--checkpoint", "nan"],
+            "Invalid value for '--checkpoint': should be greater than or equal to 0, not nan; see",
+        ),
         (
             ["--set", "partition.clients=100"],
             "tiny.yaml with --set partition.clients=100: partition.clients: 100 is more",

@@ -98,13 +98,13 @@ def test_a_corrupt_cell_and_a_corrupt_database_are_moved_aside(fedbench: Run, ti
     code, _, err = fedbench("report", str(tiny.file))
     assert (code, err.count("\n")) == (2, 1)
     assert f"cells/{broken}/metrics.npz: not a readable .npz archive" in err
-    assert err.endswith("; `fedbench repair` moves it aside, and the next run makes it anew\n")
+    assert err.endswith("; `fedbench repair runs/tiny` moves it aside, and the next run makes it anew\n")
     (index,) = store.root.glob("partitions/*/index.npz")
     index.write_bytes(b"nothing")
     database = tiny.out / "mlflow.db"
     database.write_bytes(b"no database" * 1000)
 
-    code, out, err = fedbench("repair", str(tiny.file))
+    code, out, err = fedbench("repair", "runs/tiny")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 4

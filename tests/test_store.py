@@ -122,7 +122,9 @@ def test_damage_is_named(tmp_path: Path, name: str, damage: str) -> None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(InputError, match=rf"{CELL.key}/{name}: .*; `fedbench repair` moves it aside") as raised:
+    with pytest.raises(
+        InputError, match=rf"{CELL.key}/{name}: .*; `fedbench repair {tmp_path}` moves it aside"
+    ) as raised:
         store.get(CELL.key)
     assert "\n" not in str(raised.value)
 
@@ -143,7 +145,9 @@ def test_other_content_is_damage_too(tmp_path: Path, name: str, content: str) ->
     store = Store(tmp_path)
     store.put(record())
     (tmp_path / "cells" / CELL.key / name).write_text(content)
-    with pytest.raises(InputError, match=rf"{CELL.key}/{name}: missing or damaged \(.*\); `fedbench repair`"):
+    with pytest.raises(
+        InputError, match=rf"{CELL.key}/{name}: missing or damaged \(.*\); `fedbench repair {tmp_path}` moves"
+    ):
         store.get(CELL.key)
     (broken,) = store.damaged()
     assert broken[0] == tmp_path / "cells" / CELL.key
