@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fedbench import cells, samples
 from fedbench.apart import Failed, Played, Round, own
 from fedbench.cells import Cell
 from fedbench.data import read_npz
+from fedbench.errors import InputError
 from fedbench.federation import Outcome, Setup
 from fedbench.wire import DIRECTIONS
 
@@ -72,17 +74,28 @@ def read_party(folder: Path) -> Party:
 
 @contextmanager
 def aside(folder: Path) -> Iterator[Path]:
-    """Give a name for `folder` until it is complete; what fails leaves nothing there; `Failed`, the logs."""
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    """Give a name for `folder` until it is complete; what fails leaves nothing there; `Failed`, the logs.
+
+    InputError if the folder is there already, or another process is at work on it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield part
-        part.rename(folder)
-    except Failed:
-        raise
-    except BaseException:
+        held = FileLock(folder.with_name(f"{folder.name}.lock")).acquire(blocking=False)
+    except Timeout:
+        raise InputError(f"{folder}: another deploy is at work on it; wait for it, or name another with --to") from None
+    with held:
+        if folder.exists():
+            raise InputError(f"{folder}: is there already; remove it, or name another with --to")
+        part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        raise
+        try:
+            yield part
+            part.rename(folder)
+        except Failed:
+            raise
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 # --- rounds as a file

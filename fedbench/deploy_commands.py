@@ -22,7 +22,8 @@ def run(plan: Plan, to: Path | None) -> None:
     """Deploy a plan's one cell, and simulate it; exit code 1 if they differ, or bytes do not fit.
 
     The parties' folders are written into a new `to`, else beside the cells, which is there once all is played.
-    InputError for several cells, a tuned one, a folder that is there already, or without Flower.
+    InputError for several cells, a tuned one, a folder that is there
+    already or that another process is at work on, or without Flower.
     """
     from fedbench import apart, data, deploy, wire
     from fedbench import cells as cell
@@ -39,15 +40,12 @@ def run(plan: Plan, to: Path | None) -> None:
     if find_spec("flwr") is None:
         raise InputError("deploy: Flower is not installed; pip install 'fedbench-suite[flower]'")
     folder = to or plan.store.root / "deployed" / one.key
-    if folder.exists():
-        raise InputError(f"{folder}: is there already; remove it, or name another with --to")
-    arrays = data.load(cell.source(one, base), plan.data)
-    with within(plan.suite.place):
-        partition = cell.draw_partition(one, arrays, base)
-        cell.Checker(base).check(one, arrays, partition)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with deploy.aside(folder) as part:
+            arrays = data.load(cell.source(one, base), plan.data)
+            with within(plan.suite.place):
+                partition = cell.draw_partition(one, arrays, base)
+                cell.Checker(base).check(one, arrays, partition)
             parties = deploy.write_parties(one, arrays, partition, base, part)
             print(f"{one.label}: a server and {len(parties) - 1} clients, to {folder}", flush=True)
             played = deploy.run(parties)

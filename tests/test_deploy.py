@@ -19,6 +19,7 @@ from fedbench.apart import Answer, ClientHalf, Failed, Played, play
 from fedbench.cells import Cell, draw_partition
 from fedbench.deploy import aside, contradiction, difference, read_party, read_rounds, write_parties, write_rounds
 from fedbench.deploy_commands import _compared
+from fedbench.errors import InputError
 from fedbench.executors import Setting, load_arrays
 from fedbench.federation import Outcome
 from fedbench.wire import DIRECTIONS
@@ -250,6 +251,33 @@ def test_what_fails_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None
     with aside(folder) as given:
         given.mkdir()
     assert (folder.exists(), part.exists()) == (True, False)
+    with pytest.raises(InputError, match="parties: is there already; remove it"), aside(folder):
+        pytest.fail("it is there")
+    assert folder.exists()
+
+
+def test_two_do_not_deploy_into_one_folder_at_the_same_time(tmp_path: Path) -> None:
+    folder, file = tmp_path / "parties", tmp_path / "parties.part" / "of the other"
+    file.parent.mkdir()
+    file.touch()
+    holder = (
+        "import sys, filelock\n"
+        "with filelock.FileLock(sys.argv[1]):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder, f"{folder}.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(InputError, match="parties: another deploy is at work on it; wait for it, or"), aside(folder):
+        pytest.fail("it is held")
+    assert file.exists()
+    other.communicate(timeout=30)
+    with aside(folder) as given:  # free again
+        given.mkdir()
+    assert folder.exists()
 
 
 @needs_flower
