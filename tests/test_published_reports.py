@@ -26,9 +26,10 @@ def test_a_report_comes_from_its_numbers(folder: Path, tmp_path: Path) -> None:
     options = ["--format", "html,md,latex,csv", "--to", str(tmp_path)]
     done = CliRunner().invoke(app, ["report", str(folder / "results.csv"), *options])
     assert done.exit_code == 0, done.output
-    for file in sorted(tmp_path.iterdir()):
-        if file.is_file():
-            assert _without_figures(file) == _without_figures(folder / file.name), file.name
+    published = {file.name for file in folder.iterdir()} & {file.name for file in tmp_path.iterdir()}
+    assert {"report.md", "results.csv", "summary.csv"} <= published
+    for name in published:
+        assert _without_figures(tmp_path / name) == _without_figures(folder / name), name
 
 
 def _without_figures(file: Path) -> str:
@@ -53,14 +54,45 @@ def test_the_findings_on_table_1_have_the_numbers_of_the_report() -> None:
         assert f"| | as the code prints it | {printed} |" in page
 
 
-def _measured() -> dict[tuple[str, int, str], str]:
-    """Return mean ± deviation over clients, averaged over seeds, by row, n and metric."""
-    found: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
-    results, _, _ = results_csv.load(TABLE1 / "results.csv")
+@pytest.mark.parametrize(
+    ("name", "fact", "values", "metrics"),
+    [
+        ("fig2", "n", [3], ["test/silhouette/class", "test/silhouette/client"]),
+        ("fig3", "k", [10, 20, 40, 60, 80, 100], ["test/accuracy"]),
+        ("fig4", "n", [3], ["test/accuracy", "test/accuracy/head_own", "test/loss/proto"]),
+    ],
+)
+def test_the_findings_on_figures_have_the_numbers_of_the_reports(
+    name: str, fact: str, values: list[int], metrics: list[str]
+) -> None:
+    measured = _measured(REPORTS / name, fact)
+    page = (REPORTS / name / "findings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w[^|]*?) \| (.* ± .*?)(?: \|)+$", page, flags=re.MULTILINE)
+    assert {label.partition(",")[0] for label, _ in rows} == {label for label, _, _ in measured}
+    for label, cells in rows:
+        row, _, by_head = label.partition(",")
+        wanted = ["test/accuracy/head"] if by_head else metrics
+        found = [
+            measured[row, value, metric] for value in values for metric in wanted if (row, value, metric) in measured
+        ]
+        assert cells.split(" | ") == found, label
+
+
+def _measured(folder: Path = TABLE1, fact: str = "n") -> dict[tuple[str, int, str], str]:
+    """Return mean ± deviation over clients, averaged over seeds, by row, the value of a fact, and metric."""
+    found: dict[tuple[str, int, str], list[tuple[np.floating, np.floating]]] = {}
+    results, _, _ = results_csv.load(folder / "results.csv")
     for result in results.cells:
         assert result.numbers is not None
-        n = int(str(result.cell.facts()["n"]))
+        value = int(str(result.cell.facts()[fact]))
         for metric, values in result.numbers.last.items():
-            pair = 100 * float(np.mean(values)), 100 * float(np.std(values))
-            found.setdefault((result.cell.label, n, metric), []).append(pair)
-    return {key: "{:.2f} ± {:.2f}".format(*np.mean(pairs, axis=0)) for key, pairs in found.items() if len(pairs) == 3}
+            found.setdefault((result.cell.label, value, metric), []).append((np.nanmean(values), np.nanstd(values)))
+    return {
+        key: _formatted(key[2]).format(*np.mean(pairs, axis=0) * (100 if "accuracy" in key[2] else 1))
+        for key, pairs in found.items()
+        if len(pairs) == 3
+    }
+
+
+def _formatted(metric: str) -> str:
+    return "{:.4f} ± {:.4f}" if "loss" in metric else "{:.2f} ± {:.2f}"
