@@ -1,7 +1,7 @@
 """Which engine computes the clients changes no number: methods x models x options, in float64 to 1e-9."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -220,6 +220,43 @@ def test_with_every_preset_and_images_of_full_size(method: str, preset: str, kin
     options = plugins.load("methods", method).presets[preset]
     setup = federation(registered(method, **options), [KINDS[kind].model], KINDS[kind].shape, **OPTIONS["together"])
     assert_equal(setup)
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return 2 * x
+
+
+class Centred(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(25, 5)
+    layer.register_forward_hook(lambda _module, _given, found: 2 * found)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def twice_the_same() -> nn.Module:
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, 6), relu, nn.Linear(6, 5), relu)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda: Doubled(nn.Flatten(), nn.Linear(25, 5)),
+        lambda: nn.Sequential(Centred(1, 2, 4), nn.Flatten(), nn.Linear(8, 5)),
+        hooked,
+        twice_the_same,
+    ],
+    ids=("container", "layer", "hook", "one layer in two places"),
+)
+def test_what_only_looks_like_a_common_layer_is_computed_as_it_is(body: Callable[[], nn.Module]) -> None:
+    assert_equal(federation(FedAvg(), [lambda _, classes: TwoParts(body(), nn.Linear(5, classes))], (1, 5, 5)))
 
 
 @pytest.mark.parametrize("batch_norm", ["average", "local"])

@@ -22,7 +22,6 @@ from fedbench.net import MaskedDropout, Net
 Answer = tuple[Tensor, Tensor] | tuple[()]
 """What a lowering gives: embeddings and logits; nothing where there is no lowering."""
 
-_CONTAINERS = (nn.Sequential,)
 _SUPPORTED = (
     nn.Conv2d,
     nn.Linear,
@@ -120,12 +119,25 @@ class Lowering:
 
 def _flat(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the layers of nested containers in order, with their paths."""
-    if isinstance(module, _CONTAINERS):
-        return [layer for name, child in module.named_children() for layer in _flat(f"{path}.{name}", child)]
+    if isinstance(module, nn.Sequential) and _is_torchs(module, nn.Sequential):
+        return [
+            layer
+            for name, child in module._modules.items()
+            if child is not None
+            for layer in _flat(f"{path}.{name}", child)
+        ]
     return [(path, module)]
 
 
+def _is_torchs(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether calling a module does what torch's class does: no other forward, and no hooks."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return getattr(module.forward, "__func__", None) is kind.forward and not any(hooks)
+
+
 def _has_lowering(layer: nn.Module) -> bool:
+    if type(layer) not in _SUPPORTED or not _is_torchs(layer, type(layer)):
+        return False
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     if isinstance(layer, nn.BatchNorm2d):
@@ -134,7 +146,7 @@ def _has_lowering(layer: nn.Module) -> bool:
         return not layer.return_indices
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1 and layer.end_dim == -1
-    return type(layer) in _SUPPORTED
+    return True
 
 
 def _apply(stack: _Stack, path: str, layer: nn.Module, params: Mapping[str, Tensor], masks: list[Tensor]) -> None:
