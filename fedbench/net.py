@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from fedbench import keys
 from fedbench.errors import InputError
@@ -80,7 +81,10 @@ class Net:
       evaluation (batch norm without running statistics); `trains_on_one`: whether a batch may have a single one.
     - `private`: names that no method may share (the batch-norm policy).
 
-    Raises `InputError` for a model without body and head, or one that does not fit the data.
+    It computes head(body(x)), and never calls the model's own `forward`.
+
+    Raises `InputError` for a model without body and head, one that does not fit the data, and one that is more than
+    head(body(x)) of its parameters: see `_check_parts` and `_measure`.
     """
 
     def __init__(
@@ -105,15 +109,9 @@ class Net:
             ) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name} gives a {type(model).__name__} for an input shape; want an nn.Module")
-        for part in ("body", "head"):
-            if not isinstance(getattr(model, part, None), nn.Module):
-                raise InputError(
-                    f"model {type(model).__name__} has no submodule '{part}': fedbench needs body and head"
-                )
+        _check_parts(model)
         self.parameters = tuple(name for name, _ in model.named_parameters())
         self.buffers = tuple(name for name in model.state_dict() if name not in set(self.parameters))
-        if len(self.buffers) > len(list(model.buffers())):
-            raise InputError(f"model {type(model).__name__} uses a parameter under two names, which fedbench cannot")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self.head = frozenset(name for name in self.shapes if name.startswith("head."))
         self.dense = frozenset(
@@ -243,28 +241,60 @@ class Net:
         return [layer for layer in layers if isinstance(layer, MaskedDropout)]
 
     def _measure(self) -> int:
-        """Run zeros through the model: its embedding's width, its masks' shapes, and whether model and data fit."""
+        """Run numbers through the model: its embedding's width, its masks' shapes, and whether model and data fit.
+
+        Refuses what a pure function of parameters and inputs cannot stand for, as far as one small batch tells.
+        """
+        name = type(self.evaluation_module.net).__name__
+        draw = torch.Generator().manual_seed(0)
+        x = torch.rand(2, *self.shape, generator=draw).to(self.device, self.dtype)
         try:
-            with torch.no_grad():
-                zeros = torch.zeros(2, *self.shape, dtype=self.dtype, device=self.device)
-                embedding, logits = self.evaluation_module(zeros)
-                with _DRAWING:
-                    before = _generator_state(self.device)
-                    self.training_module(zeros)  # finds out the masks' shapes; its buffers are never used
-                    drew = not torch.equal(before, _generator_state(self.device))
+            with torch.no_grad(), _DRAWING:
+                before = _generator_state(self.device)
+                tried = [self._tried(self.evaluation_module, x) for _ in range(2)]
+                trained = [self._tried(self.training_module, x) for _ in range(2)]  # finds out the masks' shapes
+                drew = not torch.equal(before, _generator_state(self.device))
         except Exception as error:  # also faults in somebody's model
-            name = type(self.evaluation_module.net).__name__
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise InputError(f"model {name} does not take inputs of shape {self.shape}: {reason}") from error
+            raise InputError(f"model {name} does not take inputs of shape {self.shape}: {_reason(error)}") from error
         if drew:
             raise InputError(
-                f"model {type(self.evaluation_module.net).__name__} draws random numbers outside of nn.Dropout layers "
+                f"model {name} draws random numbers outside of nn.Dropout layers "
                 "that stand in one place, so its training cannot be repeated"
             )
+        if not all(_close(first, again) for pair in (tried, trained) for first, again in zip(*pair, strict=True)):
+            raise InputError(
+                f"model {name} gives other outputs when it is called again: "
+                "its output depends on more than parameters, buffers and input"
+            )
+        embedding, logits = tried[0]
         if logits.shape != (2, self.classes):
             raise InputError(f"the head gives {tuple(logits.shape[1:])} scores for data with {self.classes} classes")
+        self._check_forward(x, logits)
         self.trains_on_one = self._takes_one()
         return int(embedding.shape[1])
+
+    def _tried(self, module: _BodyHead, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings and logits of a module's own parameters; its buffers and x stay as they are."""
+        state = module.net.state_dict()
+        return _call(module, state | {name: state[name].clone() for name in self.buffers}, x.clone())
+
+    def _check_forward(self, x: Tensor, logits: Tensor) -> None:
+        """Raise `InputError` if the model has a `forward` of its own that computes anything but head(body(x))."""
+        model = self.evaluation_module.net
+        said = f"fedbench computes head(body(x)), and forward of model {type(model).__name__}"
+        if getattr(model.forward, "__func__", None) is nn.Module.forward:
+            return
+        try:
+            with torch.no_grad():
+                found = model(x.clone())
+        except NotImplementedError:
+            return
+        except Exception as error:  # a fault in somebody's model
+            raise InputError(f"{said} fails on inputs of shape {self.shape}: {_reason(error)}") from error
+        if not isinstance(found, Tensor) or not _close(found, logits):
+            raise InputError(
+                f"{said} gives something else: move what it does besides into body or head, or leave forward out"
+            )
 
     def _takes_one(self) -> bool:
         """Return whether a batch of one sample can be trained on: batch norm refuses one value per channel."""
@@ -282,6 +312,52 @@ def _call(
     state = {f"net.{name}": tensor for name, tensor in params.items()}
     embedding, logits = functional_call(module, {**state, **(extra or {})}, (x,), tie_weights=False)
     return embedding, logits
+
+
+def _check_parts(model: nn.Module) -> None:
+    """Raise `InputError` unless all that a model learns is in `body` or `head`, once, has a size and may be trained."""
+    name = type(model).__name__
+    for part in ("body", "head"):
+        if not isinstance(getattr(model, part, None), nn.Module):
+            raise InputError(f"model {name} has no submodule '{part}': fedbench needs body and head")
+    tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    for path, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise InputError(
+                f"model {name}: '{path}' has no size yet: make it with one, not lazily; "
+                "the input's shape is the first thing that a model's class is given"
+            )
+    first: dict[int, str] = {}
+    for path, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), path) != path:
+            raise InputError(
+                f"model {name} uses a parameter under two names, '{first[id(tensor)]}' and '{path}', "
+                "which fedbench cannot"
+            )
+    things = [*tensors.items(), *((path, m) for path, m in model.named_modules() if isinstance(m, _DROPOUTS))]
+    outside = [f"'{path}'" for path, _ in things if path.partition(".")[0] not in ("body", "head")]
+    if outside:
+        more = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+        raise InputError(
+            f"model {name} has {', '.join(outside[:3])}{more} outside of body and head, but fedbench computes "
+            "head(body(x)): move that into body or head, or leave it out"
+        )
+    frozen = [path for path, parameter in model.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise InputError(
+            f"model {name}: '{frozen[0]}' has requires_grad=False, but what is trained is the method's to say: "
+            "set it to True, and take a method with a phase that does not train it (Phase.trains)"
+        )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two results are the same up to rounding, for their size."""
+    size = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
+    return a.shape == b.shape and torch.allclose(a.to(b), b, rtol=0, atol=1e-4 * size, equal_nan=True)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _name(factory: ModelFactory) -> str:

@@ -256,8 +256,107 @@ def test_a_model_that_does_not_fit_is_one_clear_line(model: nn.Module, words: li
 
 def test_a_parameter_under_two_names_is_refused() -> None:
     layer = nn.Linear(6, 6)
-    with pytest.raises(InputError, match="two names"):
-        net_of(nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(6, 3), (6,))
+    body = nn.Sequential(layer, nn.ReLU(), layer)
+    body.register_buffer("table", torch.ones(2), persistent=False)
+    with pytest.raises(InputError, match=r"two names, 'body\.0\.weight' and 'body\.2\.weight'"):
+        net_of(body, nn.Linear(6, 3), (6,))
+
+
+class More(TwoParts):
+    """A model with something between body and head, in `forward` only."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__(nn.Linear(6, 5), nn.Linear(5, 3))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.head(self.between(self.body(x))))
+
+
+@pytest.mark.parametrize(
+    ("between", "words"),
+    [
+        (nn.LayerNorm(5), ["'between.weight', 'between.bias' outside of body and head"]),
+        (nn.BatchNorm1d(5, affine=False), ["'between.running_mean'", "outside of body and head"]),
+        (nn.Sequential(*(nn.Linear(5, 5) for _ in range(9))), ["'between.0.weight'", "and 15 more outside"]),
+        (nn.Dropout(), ["'between' outside of body and head"]),
+        (nn.Tanh(), ["head(body(x)), and forward of model More gives something else"]),
+        (nn.Linear(4, 4, bias=False).requires_grad_(False), ["'between.weight'", "outside of body and head"]),
+        (nn.Unflatten(1, (2, 2)), ["forward of model More fails", "(6,)"]),
+    ],
+    ids=("parameters", "buffers", "many", "dropout", "activation", "frozen too", "fails"),
+)
+def test_what_a_model_does_beside_body_and_head_is_refused(between: nn.Module, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        Net(lambda shape, classes: More(between), (6,), 3)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(word in line for word in [*words, "head(body(x))"]), line
+
+
+class Flat(TwoParts):
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.head(self.body(x).flatten(1)))
+
+
+class Open(TwoParts):
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Pair(TwoParts):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return self.head(h), h
+
+
+@pytest.mark.parametrize("kind", [TwoParts, Flat, Open])
+def test_a_forward_may_be_missing_or_flatten(kind: type[TwoParts]) -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    assert Net(lambda shape, classes: kind(nn.Identity(), head), (3, 2, 2), 3).width == 12
+
+
+def test_a_forward_gives_logits_alone() -> None:
+    with pytest.raises(InputError, match="forward of model Pair gives something else"):
+        Net(lambda shape, classes: Pair(nn.Linear(6, 5), nn.Linear(5, 3)), (6,), 3)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    body = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 5).requires_grad_(False))
+    with pytest.raises(InputError, match=r"'body\.1\.weight' has requires_grad=False.*Phase\.trains"):
+        net_of(body, nn.Linear(5, 3), (6,))
+
+
+def test_layers_without_a_size_are_refused() -> None:
+    with pytest.raises(InputError, match=r"'body\.weight' has no size yet"):
+        net_of(nn.LazyLinear(5), nn.Linear(5, 3), (6,))
+    with pytest.raises(InputError, match=r"'body\.1\.running_mean' has no size yet"):
+        net_of(nn.Sequential(nn.Linear(6, 5), nn.LazyBatchNorm1d(affine=False)), nn.Linear(5, 3), (6,))
+
+
+class Counting(nn.Module):
+    """A body that halves every other output, in training mode or in both."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.layer, self.always, self.calls = nn.Linear(6, 5), always, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.always or self.training
+        h: Tensor = self.layer(x)
+        return h / (1 + self.calls % 2)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_model_that_remembers_its_calls_is_refused(always: bool) -> None:
+    with pytest.raises(InputError, match="depends on more than parameters, buffers and input"):
+        net_of(Counting(always), nn.Linear(5, 3), (6,))
+
+
+def test_layers_may_change_their_buffers_and_their_input() -> None:
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5))
+    body = nn.Sequential(nn.SiLU(inplace=True), spectral, nn.BatchNorm1d(5, momentum=None))
+    assert net_of(body, nn.Linear(5, 3), (6,)).width == 5
 
 
 class FunctionalDropout(nn.Module):
