@@ -266,11 +266,16 @@ def _validate_part(arrays: Arrays, part: str, where: str, said: Mapping[str, str
         raise InputError(f"{where}: {y_name} has labels {y.min()} to {y.max()}; want {want}")
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise InputError(f"{where}: {x_name} is {x.dtype}; want uint8 or floating numbers")
-    if x.dtype != np.uint8 and not np.isfinite(x).all():
-        row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise InputError(
-            f"{where}: {x_name} is not finite (NaN or infinite) in row {row}; fill in missing values first"
-        )
+    if x.dtype != np.uint8 and len(x):
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(x.astype(np.float32, copy=False))
+        if not finite.all():
+            row = int(np.flatnonzero(~finite.reshape(len(x), -1).all(axis=1))[0])
+            if np.isfinite(x[row]).all():
+                raise InputError(f"{where}: {x_name} has numbers beyond those of float32 in row {row}; scale them")
+            raise InputError(
+                f"{where}: {x_name} is not finite (NaN or infinite) in row {row}; fill in missing values first"
+            )
     if client is None:
         if part == "test" and len(y) and arrays.client_train is not None:
             raise InputError(f"{where}: client_test is missing; with client_train, test samples name their client too")
@@ -278,6 +283,8 @@ def _validate_part(arrays: Arrays, part: str, where: str, said: Mapping[str, str
         raise InputError(
             f"{where}: {client_name} has shape {client.shape} and type {client.dtype}; want {y.shape} integers"
         )
+    elif client.min(initial=0) < 0:
+        raise InputError(f"{where}: {client_name} has {client.min()}; want whole numbers from 0")
 
 
 def _whole(values: NDArray[Any], where: str) -> NDArray[np.int64]:
@@ -287,6 +294,8 @@ def _whole(values: NDArray[Any], where: str) -> NDArray[np.int64]:
 
 
 def _missing(file: Path, root: Path) -> InputError:
+    if file.is_dir():
+        return InputError(f"{file}: is a folder; want a file in the folder with your data (now {root})")
     return InputError(f"{file}: no such file; put it there, or name the folder with your data (now {root})")
 
 

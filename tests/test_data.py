@@ -185,6 +185,11 @@ def test_grey_images_get_a_channel(tmp_path: Path) -> None:
         ({"x": np.zeros((1, 1)), "y": np.zeros(1, int), "x_test": np.zeros((1, 1))}, "want x_train"),
         ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, ": y has labels -1 to 0; want whole numbers from 0"),
         ({"x": np.array([[0.0], [np.nan]]), "y": np.zeros(2, int)}, "not finite .* in row 1"),
+        ({"x": np.array([[0.0], [1e300]]), "y": np.zeros(2, int)}, ": x has numbers beyond those of float32 in row 1"),
+        (
+            {"x": np.zeros((1, 1)), "y": np.zeros(1, int), "client": np.array([-1])},
+            ": client has -1; want whole numbers",
+        ),
         ({"x": np.zeros((0, 1)), "y": np.zeros(0, int)}, ": x is empty"),
         (
             {"x": np.zeros((3, 1)), "y": np.zeros(2, int)},
@@ -243,6 +248,11 @@ def test_a_source_without_files_is_checked_too() -> None:
     assert data.load(Noise(), Path()).classes == 3
     with pytest.raises(InputError, match=r"^Noise: y_train has labels 0 to 2; want 0 to 1"):
         data.load(Noise(labels=2), Path())
+
+
+def test_a_folder_is_no_file_of_arrays(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r": is a folder; want a file in the folder with your data"):
+        data.fingerprint(ArrayFile(path="."), tmp_path)
 
 
 def test_options_are_checked_as_in_a_suite() -> None:
