@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -394,6 +395,25 @@ class Asking(Method):
 def test_threads_do_not_meet_in_a_net_that_a_method_asks() -> None:
     wide = partial(Mlp, hidden=(256, 256))  # so that threads are in it at the same time
     assert_equal(federation(Asking(), [wide], (1, 6, 6), (5, 4, 6) * 8), Vectorised(4, 4))
+
+
+def test_there_are_no_more_threads_and_nets_than_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, copies = [], []
+    copy = Net.with_own_modules
+
+    def start(count: int, **more: Any) -> Any:
+        threads.append(count)
+        return ThreadPoolExecutor(count, **more)
+
+    def copied(net: Net) -> Net:
+        copies.append(net)
+        return copy(net)
+
+    monkeypatch.setattr("fedbench.engines.vectorised.ThreadPoolExecutor", start)
+    monkeypatch.setattr(Net, "with_own_modules", copied)
+    found(federation(FedAvg(), [plain_mlp], (6,)), Vectorised(threads=1000))
+    assert max(threads) == len(SIZES)
+    assert len(copies) == sum(threads)
 
 
 def test_evaluation_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,11 +76,12 @@ class Vectorised(Engine):
 
     def _spread(self, net: Net, work: Callable[[Net, C], T], pieces: Sequence[C]) -> Iterator[T]:
         """Yield what is made of each piece of the work, some at the same time, each with a net of its own."""
-        if self._threads == 1 or len(pieces) < 2:
+        threads = min(self._threads, len(pieces))
+        if threads < 2:
             yield from (work(net, piece) for piece in pieces)
             return
         nets: SimpleQueue[Net] = SimpleQueue()  # one for each thread, since vmap puts tensors into modules
-        for _ in range(self._threads):
+        for _ in range(threads):
             nets.put(net.with_own_modules())
 
         def one(piece: C) -> T:
@@ -91,7 +92,7 @@ class Vectorised(Engine):
                 nets.put(net)
 
         # One thread each: torch would start as many again in every one of them.
-        with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield from pool.map(one, pieces)
 
 
