@@ -4,6 +4,7 @@ import keyword
 import re
 import shutil
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,6 +69,9 @@ def _check_name(kind: "plugins.Kind", name: str, cls: str, texts: Iterable[str])
         raise InputError(f"{name}: want a name of lower-case letters, digits and single underscores, such as my_method")
     if name in plugins.names(kind):
         raise InputError(f"{name}: is registered already, see `fedbench list {kind}`; want another name")
+    found = find_spec(name)
+    if found and found.origin:  # a mere folder has none, and hides nothing
+        raise InputError(f"{name}: a module of Python is called that, and a folder may hide it; want another name")
     if cls.startswith("Test") or any(re.search(rf"\b{cls}\b", text) for text in texts):
         raise InputError(f"{name}: its class would be called {cls}, which something else is; want another name")
 

@@ -117,6 +117,7 @@ def test_a_new_package_registers_its_name(fedbench: Call, tmp_path: Path, kind: 
         (["method", "fedavg"], "fedavg: is registered already, see `fedbench list methods`; want another name"),
         (["dataset", "mnist"], "mnist: is registered already, see `fedbench list datasets`; want another name"),
         (["method", "class"], "class: is a keyword of Python; want another name, such as my_class"),
+        (["method", "torch"], "torch: a module of Python is called that, and a folder may hide it; want another name"),
         (["method", "loss"], "loss: its class would be called Loss, which something else is; want another name"),
         (
             ["method", "test_it"],
