@@ -30,7 +30,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, Self, final
 
 import yaml
 from pydantic import (
@@ -43,11 +43,12 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    model_validator,
 )
 
 from fedbench import options, plugins
 from fedbench.errors import InputError, unknown
-from fedbench.settings import Optimizer, Training, check_optimizer
+from fedbench.settings import MOST, Optimizer, Training, check_optimizer
 from fedbench.space import Tune
 
 SUITES = Path(__file__).with_name("suites")
@@ -146,6 +147,14 @@ class Row(BaseModel):
     training: Settings = {}
     grid: Grid = {}
 
+    @model_validator(mode="after")
+    def _check_said_once(self) -> Self:
+        said = self.model_dump(exclude_unset=True)
+        for path in self.grid:
+            if _has(said, path.split(".")):
+                raise ValueError(f"{path} stands in the row and in its grid; leave out one of them")
+        return self
+
 
 Rows = Annotated[dict[str, Row], BeforeValidator(_full_rows), AfterValidator(_check_labels)]
 Names = Annotated[list[str], AfterValidator(_check_names)]
@@ -187,8 +196,8 @@ def _several(value: Any) -> Any:
 
 
 def _check_counts(value: list[int]) -> list[int]:
-    if not value or min(value) < 1:
-        raise ValueError(f"{value} should be a whole number from 1 on, or several")
+    if not value or min(value) < 1 or max(value) > MOST:
+        raise ValueError(f"{value} should be a whole number from 1 to {MOST}, or several")
     _refuse_twins(value, "has")
     return sorted(value)
 
@@ -287,7 +296,7 @@ def load(suite: str | Path) -> Suite:
     if not path.is_file():
         shipped = shipped_suites()
         if str(suite) not in shipped:
-            if path.is_dir():
+            if path.is_dir() and str(suite):
                 raise InputError(f"{path}: is a folder; want a suite's file or name (or, to report, a results.csv)")
             if path.suffix in (".yaml", ".yml") or path.name != str(suite):
                 hint = f"; the suite that comes with fedbench is called {path.stem}" if path.stem in shipped else ""
@@ -303,6 +312,11 @@ def load(suite: str | Path) -> Suite:
     raw = read_value(text, str(path))
     if not isinstance(raw, dict):
         raise InputError(f"{path}: a suite is a mapping of keys to values, such as `methods: [local, fedavg]`")
+    if "name" not in raw:
+        try:
+            _check_folder(path.stem)
+        except ValueError as error:
+            raise InputError(f"{path}: the suite is called as the file unless it has a `name`, but {error}") from None
     return _suite({"name": path.stem, **raw}, str(path), str(path))
 
 

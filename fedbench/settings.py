@@ -11,6 +11,12 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from fedbench.errors import InputError
 
+MOST = 2**31 - 1
+"""What nobody counts beyond; larger numbers are slips, and do not fit everywhere."""
+
+Count = Annotated[int, Ge(1), Le(MOST)]
+"""How many of something there are."""
+
 OptimizerName = Literal["sgd", "adam"]
 _OF_SGD = ("momentum", "nesterov")
 
@@ -54,14 +60,14 @@ class Training:
     - `evaluate_every`: rounds between evaluations; the last round is always evaluated.
     """
 
-    rounds: Annotated[int, Ge(1)] = 100
-    epochs: Annotated[int, Ge(1)] = 1
-    batch_size: Annotated[int, Ge(1)] = 8
+    rounds: Count = 100
+    epochs: Count = 1
+    batch_size: Count = 8
     last_batch: Literal["keep", "drop", "drop_single"] = "keep"
     shuffle: bool = True
     optimizer: Optimizer = field(default_factory=Optimizer)
     participation: Annotated[float, Gt(0), Le(1)] = 1.0
     init: Literal["common", "per_client"] = "per_client"
     batch_norm: Literal["average", "local"] = "average"
-    evaluate_every: Annotated[int, Ge(1)] = 1
+    evaluate_every: Count = 1
     dtype: Literal["float32", "float64"] = "float32"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedbench import options
 from fedbench.errors import InputError, unknown
-from fedbench.settings import Training
+from fedbench.settings import Count, Training
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "quartile")
@@ -94,13 +94,13 @@ class Tune(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    trials: Annotated[int, Field(ge=1)] = 20
+    trials: Count = 20
     sampler: Annotated[str, AfterValidator(_check_sampler), Field(json_schema_extra={"enum": list(SAMPLERS)})] = "tpe"
     pruner: Annotated[str, AfterValidator(_check_pruner), Field(json_schema_extra={"enum": list(PRUNERS)})] = "none"
     objective: Annotated[str, AfterValidator(_check_objective)] = "validation/accuracy"
     params: Annotated[dict[str, Any], AfterValidator(_check_params)] = {}
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    batch: Annotated[int, Field(ge=1)] = 4
+    batch: Count = 4
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 

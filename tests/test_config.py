@@ -17,7 +17,7 @@ training: {rounds: 10, optimizer: {lr: 1e-2, momentum: 0.9}}
 grid: {partition.n: [3, 4], training.optimizer.lr: [0.01, 0.1]}
 methods:
   local:
-  fedprox: {mu: 0.1, training: {rounds: 20}, grid: {mu: [0.1, 1], training.epochs: [1, 2]}}
+  fedprox: {training: {rounds: 20}, grid: {mu: [0.1, 1], training.epochs: [1, 2]}}
   fedproto-0.1: {method: fedproto, lam: 0.1}
 experiments:
   - {partition: {n: 5}, training: {optimizer: {lr: 1}}, methods: {fedprox: {mu: 2}}}
@@ -178,6 +178,23 @@ def test_yaml_means_what_it_says() -> None:
         ("grid: {partition.n: 3}", "s.yaml: grid.partition.n: should be a list, not 3"),
         ("grid: {partition.n: []}", "s.yaml: grid: partition.n has no values"),
         ("grid: {partition.n: [1, 2, 1.0]}", "s.yaml: grid: partition.n has 1.0 more than once"),
+        ("methods: {a: {mu: 1, grid: {mu: [.1]}}}", "s.yaml: methods.a: mu stands in the row and in its grid; leave"),
+        (
+            "experiments: [{methods: {a: {training: {optimizer: {lr: 1}}, grid: {training.optimizer.lr: [2]}}}}]",
+            "s.yaml: experiments.0.methods.a: training.optimizer.lr stands in the row and in its grid; leave out one",
+        ),
+        (
+            "training: {rounds: 1000000000000000000000000}",
+            "s.yaml: training.rounds: should be less than or equal to 2147483647, not 1000000000000000000000000",
+        ),
+        (
+            "tune: {trials: 2147483648}",
+            "s.yaml: tune.trials: should be less than or equal to 2147483647, not 2147483648",
+        ),
+        (
+            "newcomers: {clients: 1, epochs: 2147483648}",
+            "s.yaml: newcomers.epochs: [2147483648] should be a whole number from 1 to 2147483647, or several",
+        ),
         ("methods: {a: {grid: {mu: [.1, 1e-1]}}}", "s.yaml: methods.a.grid: mu has 0.1 more than once"),
         (
             "experiments: [{}, {methods: {a: {training: {epochs: x}}}}]",
@@ -203,11 +220,19 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "quickstrt.yaml": "quickstrt.yaml: no such file",
         "suites/a": "suites/a: no such file",
         "s/quickstart.yaml": "s/quickstart.yaml: no such file; the suite that comes with fedbench is called quickstart",
+        "": "unknown suite ''; known: " + ", ".join(sorted(config.shipped_suites())),
         ".": ".: is a folder; want a suite's file or name (or, to report, a results.csv)",
     }.items():
         with pytest.raises(InputError) as caught:
             config.load(name)
         assert str(caught.value) == line
+    (tmp_path / "a:b.yaml").write_text("seeds: [1]")
+    with pytest.raises(
+        InputError, match=r"^a:b\.yaml: the suite is called as the file unless it has a `name`, but 'a:b' "
+    ):
+        config.load("a:b.yaml")
+    (tmp_path / "a:b.yaml").write_text("name: ab")
+    assert config.load("a:b.yaml").name == "ab"
     (tmp_path / "latin.yaml").write_bytes("name: café".encode("latin-1"))
     with pytest.raises(InputError, match=r"^latin.yaml: is not text"):
         config.load("latin.yaml")

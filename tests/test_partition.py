@@ -573,10 +573,11 @@ def test_given_rows_without_test_are_held_out(tmp_path: Path) -> None:
         ({"train": [[0], [-1]], "test": [[], []]}, "row -1 is not among"),
         ({"train": [[0], []], "test": [[], []]}, "client 1 of 2 has no training samples"),
         ({"train": [[0], [1]], "test": [[0], [0]]}, "test sample 0 is given out 2 times"),
-        ({"train": [[0], [1]], "test": [[0]]}, "1 clients in test, 2 in train"),
+        ({"train": [[0], [1]], "test": [[0]]}, "1 client in test, 2 in train"),
         ({"train": [], "test": []}, "no clients"),
         ({"train": [[0.5]], "test": [[]]}, "not lists of rows"),
         ({"train": 3, "test": [[]]}, "not lists of rows"),
+        ({"train": [[0, True], [2]], "test": [[], []]}, "not lists of rows .*not true or false"),
         ({"test": [[]]}, "'train' is missing"),
         ({"train": [[0]], "tset": [[]]}, "unknown key 'tset'; did you mean 'test'"),
         ({"train": [[0]], "test": [[]], "validation": [[1]]}, r"partition\.validation: 0\.5, but"),
@@ -599,8 +600,11 @@ def test_given_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"bad\.json: not lists of rows"):
         draw(Given(path="bad.json"), arrays, 0, tmp_path)
     (tmp_path / "list.json").write_text("[[0], [1]]")
-    with pytest.raises(InputError, match=r"list\.json"):
+    with pytest.raises(InputError, match=r"list\.json: want a mapping"):
         draw(Given(path="list.json"), arrays, 0, tmp_path)
+    (tmp_path / "twice.json").write_text('{"train": [[0]], "train": [[1]]}')
+    with pytest.raises(InputError, match=r"twice\.json: .*key 'train' comes twice"):
+        draw(Given(path="twice.json"), arrays, 0, tmp_path)
     np.savez(tmp_path / "bad.npz", train_index=np.arange(2), train_start=np.array([0, 1, 5]))
     with pytest.raises(InputError, match=r"bad\.npz: .*train_start does not divide train_index"):
         draw(Given(path="bad.npz"), arrays, 0, tmp_path)

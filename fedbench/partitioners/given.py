@@ -3,15 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Any, final
 
 import numpy as np
-from annotated_types import Ge
 
 from fedbench.data import Arrays, read_npz
 from fedbench.errors import InputError, unknown
 from fedbench.partitioners import PARTS, Fraction, Index, Partitioner, Split
 from fedbench.partitioners.dealing import CLIENTS, HOLD_OUT, by_class, check_rows, cut_all, stream_of
+from fedbench.settings import Count
+from fedbench.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Given(Partitioner):
             parts |= {"train": train, "test": test}
         for part, lists in parts.items():
             if len(lists) != len(parts["train"]):
-                raise InputError(f"{where}: {len(lists)} clients in {part}, {len(parts['train'])} in train")
+                raise InputError(f"{where}: {counted(len(lists), 'client')} in {part}, {len(parts['train'])} in train")
         return Split(parts["train"], parts["test"], parts.get("validation"))
 
 
@@ -60,8 +61,8 @@ class Natural(Partitioner):
     - `test_fraction` of each client's samples become its test samples if the data set has none.
     """
 
-    clients: Annotated[int, Ge(1)] | None = None
-    min_samples: Annotated[int, Ge(1)] = 1
+    clients: Count | None = None
+    min_samples: Count = 1
     test_fraction: Fraction = 0.2
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:
@@ -107,7 +108,9 @@ def _read_rows(path: Path) -> dict[str, list[Index]]:
             if "shift" in held:
                 raise InputError(f"{path}: is of a partition that shifts inputs; take the options on its card instead")
             return {part: unflatten(held, part) for part in PARTS if part == "train" or f"{part}_index" in held}
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        if not isinstance(held, dict):
+            raise InputError(f'{path}: want a mapping {{"train": [[rows of client 0], ...], "test": ...}}')
         if strange := [part for part in held if part not in PARTS]:
             raise InputError(f"{path}: {unknown('key', strange[0], PARTS)}")
         return {part: [_rows(rows) for rows in lists] for part, lists in ({"train": held["train"]} | held).items()}
@@ -127,7 +130,18 @@ def unflatten(held: dict[str, Any], part: str) -> list[Index]:
     return np.split(index, start[1:-1])
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises `ValueError` for a key that comes twice."""
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)}' comes twice")
+    return held
+
+
 def _rows(values: Any) -> Index:
+    if isinstance(values, list) and any(isinstance(value, bool) for value in values):
+        raise ValueError("want a list of whole numbers, not true or false")
     rows = np.asarray(values)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
         raise ValueError(f"want a list of whole numbers, not {rows.dtype} of shape {rows.shape}")

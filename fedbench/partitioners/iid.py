@@ -1,15 +1,14 @@
 """All clients alike."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge
 
 from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Fraction, Index, Partitioner, Split
 from fedbench.partitioners.dealing import HOLD_OUT, TEST, TRAIN, cut_all, stream_of
+from fedbench.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +18,7 @@ class Iid(Partitioner):
     `test_fraction` of each client's samples become its test samples if the data set has none.
     """
 
-    clients: Annotated[int, Ge(1)] = 20
+    clients: Count = 20
     test_fraction: Fraction = 0.2
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:

@@ -11,6 +11,7 @@ from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Index, Partitioner, Split
 from fedbench.partitioners.dealing import TEST, TRAIN, by_class, even, shuffled_by_class
+from fedbench.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +32,14 @@ class NWayKShot(Partitioner):
       which gives all of them the same number as far as they want it; the card lists the classes.
     """
 
-    n: Annotated[int, Ge(1)]
-    k: Annotated[int, Ge(1)]
+    n: Count
+    k: Count
     stdev: Annotated[float, Ge(0)] = 0.0
     noise: Literal["gaussian", "uniform"] = "gaussian"
     k_noise: Literal["wide", "narrow"] = "wide"
-    clients: Annotated[int, Ge(1)] = 20
+    clients: Count = 20
     assignment: Literal["demand", "slots"] = "demand"
-    train_shots_max: Annotated[int, Ge(1)] = 110
+    train_shots_max: Count = 110
     test_shots: Annotated[int, Ge(0)] = 15
     shortage: Literal["error", "shrink"] = "error"
 

@@ -12,6 +12,7 @@ from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Fraction, Index, Partitioner, Split
 from fedbench.partitioners.dealing import HOLD_OUT, LAW, SHIFT, TRAIN, cut_all, deal, deal_test, even, stream_of
+from fedbench.settings import Count
 
 Shares = NDArray[np.float64]
 
@@ -30,7 +31,7 @@ class Skewed(Partitioner):
       sample, and an angle from -`rotation` to `rotation` degrees by which images are turned.
     """
 
-    clients: Annotated[int, Ge(1)] = 20
+    clients: Count = 20
     test: Literal["match", "iid"] = "match"
     test_fraction: Fraction = 0.2
     noise: Annotated[float, Ge(0)] = 0.0
@@ -86,7 +87,7 @@ class Dirichlet(Skewed):
 
     alpha: Annotated[float, Ge(1e-6)]
     sizes: Literal["unbalanced", "balanced"] = "unbalanced"
-    min_samples: Annotated[int, Ge(1)] = 10
+    min_samples: Count = 10
 
     def counts(self, totals: Index, seed: int, /) -> tuple[Index, dict[str, Any]]:
         """Divide classes among clients, or fill clients with classes."""
@@ -114,7 +115,7 @@ class Shards(Skewed):
     As in McMahan et al. (arXiv 1602.05629), so a client has few classes; all pieces are equally long (up to one).
     """
 
-    shards: Annotated[int, Ge(1)] = 2
+    shards: Count = 2
 
     def counts(self, totals: Index, seed: int, /) -> tuple[Index, dict[str, Any]]:
         """Cut the sorted samples, and draw who gets which pieces."""
@@ -136,7 +137,7 @@ class Quantity(Skewed):
 
     alpha: Annotated[float, Ge(1e-6)] | None = None
     sigma: Annotated[float, Ge(0)] | None = None
-    min_samples: Annotated[int, Ge(1)] = 10
+    min_samples: Count = 10
 
     def __post_init__(self) -> None:
         """Raise `InputError` unless one law is given."""
