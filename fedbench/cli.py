@@ -234,6 +234,7 @@ def report(
         report_commands.write_report(*results_csv.load(file), to or file.parent, wanted, figures)
     else:
         plan = make_plan(suite, only, sets, seeds, out, data)
+        plan.store.check_begun()
         check_asked(plan)
         report_commands.report_cells(plan, to, wanted, figures)
 

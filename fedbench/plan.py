@@ -146,10 +146,13 @@ def make_plan(
 
 
 def titles(cells: "Sequence[Cell]") -> dict[str, str]:
-    """Return what to call each cell: its label, and as many facts as tell the cells of that label apart."""
+    """Return what to call each cell: its labels, and as many facts as tell the cells of those labels apart."""
+    labels: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        labels.setdefault(cell.key, {})[cell.label] = None
     rows: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for cell in unique(cells):
-        rows.setdefault(cell.label, []).append((cell.key, cell.facts()))
+        rows.setdefault(" = ".join(labels[cell.key]), []).append((cell.key, cell.facts()))
     named = {}
     for label, found in rows.items():
         apart: list[str] = []
@@ -213,7 +216,9 @@ def check_asked(plan: Plan) -> None:
     def measured(cell: "Cell") -> set[str]:
         partition = plan.partition(cell, setting, store=False)
         if "trial" not in cell.recipe:  # which has no test samples at all
-            asked.check_client(plan.suite, list(map(len, partition.test)), newcomers_of(cell, partition).clients)
+            with within(plan.suite.place):
+                newcomers = newcomers_of(cell, partition).clients
+            asked.check_client(plan.suite, list(map(len, partition.test)), newcomers)
         return checker.metrics(cell, load_arrays(cell, setting), partition)
 
     def perhaps_measured(cell: "Cell") -> set[str]:

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-from fedbench.errors import InputError
 from fedbench.run_commands import locked
 from fedbench.words import counted
 
@@ -22,9 +21,8 @@ def run(suite: str, out: Path) -> None:
         root, out = folder, Path(os.path.normpath(folder / ".."))
     else:
         root = out / config.load(suite).name
-    if not root.is_dir():
-        raise InputError(f"{root}: no such folder; nothing of this suite has been run there")
     store, database = Store(root), out / "mlflow.db"
+    store.check_begun()
     with locked(store):
         found = list(store.damaged())
         if reason := damage_of(database):

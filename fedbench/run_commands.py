@@ -53,6 +53,8 @@ class How:
             raise InputError(f"{'--ray-address' if self.ray_address else '--ray-gpus'}: is of --executor ray")
         else:
             executors.check_device(self.device)
+            if self.threads > (cores := executors.usable_cores()):
+                raise InputError(f"--threads {self.threads}: this machine has {counted(cores, 'core')}")
         if self.together > 1 and self.workers > 1:
             raise InputError(f"--workers {self.workers}: cells that are computed together want --workers 1")
         if self.together > 1 and self.engine == "loop":

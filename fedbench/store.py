@@ -79,6 +79,11 @@ class Store:
                 "(its cells' outcome.json say which), or choose another --out"
             )
 
+    def check_begun(self) -> None:
+        """Raise InputError if nothing was ever run in the folder."""
+        if not self.root.is_dir():
+            raise InputError(f"{self.root}: no such folder; nothing of this suite has been run there")
+
     @contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the right to write; `waiting` is called when another process holds it."""

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fedbench import cells
 from fedbench.cells import Cell, Checker, draw_partition
-from fedbench.executors import Setting, load_arrays
+from fedbench.executors import Setting, load_arrays, usable_cores
 from fedbench.partition import Partition
 from fedbench.plan import titles
 from fedbench.progress import Bar, Lines
@@ -333,6 +333,7 @@ def test_bad_arguments_are_one_line(fedbench: Run, tiny: Tiny) -> None:
         (["--seeds", ""], "--seeds : seeds: is empty"),
         (["--only", ""], "write fact=value"),
         (["--tracking-uri", "foo"], "--tracking-uri foo: want none, the address of an MLflow server"),
+        (["--threads", "100000"], f"--threads 100000: this machine has {usable_cores()} core"),
         (["--workers", "x"], "Invalid value for '--workers': should be a valid integer, not x; see"),
         (["--policy", "some"], "'some' is not one of 'missing', 'failed', 'all'"),
         (["--workerz", "1"], "No such option: --workerz"),
@@ -678,6 +679,18 @@ def test_titles_name_what_differs(tiny: Tiny) -> None:
         "local seed=1 clients=4",
     ]
     assert np.unique([cell.key for cell in tiny.cells()]).size == 4
+
+
+def test_rows_of_one_cell_are_both_named(tiny: Tiny) -> None:
+    tiny.change(methods={"a": {"method": "local"}, "b": {"method": "local"}, "fedavg": {}})
+    assert list(titles(tiny.cells()).values()) == ["a = b", "fedavg"]
+
+
+def test_there_is_no_report_where_nothing_was_run(fedbench: Run, tiny: Tiny) -> None:
+    code, out, err = fedbench("report", str(tiny.file), "--out", "nowhere", "--data", str(tiny.data))
+    assert (code, out) == (2, "")
+    assert err == "fedbench: nowhere/tiny: no such folder; nothing of this suite has been run there\n"
+    assert not Path("nowhere").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(fedbench: Run, tiny: Tiny) -> None:

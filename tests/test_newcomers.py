@@ -300,12 +300,16 @@ def test_hyperparameters_are_chosen_without_newcomers(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"clients": 4}, "newcomers.clients: 4, and 4 clients in all"),
+        ({"clients": 4}, "tiny.yaml: newcomers.clients: 4, and 4 clients in all"),
+        ({"clients": [0, 9]}, "tiny.yaml: newcomers.clients: [0, 9]; the partition has the clients 0 to 3"),
         ({"clients": 0}, "newcomers.clients: 0 should be 1 or more"),
         ({"clients": [1, 1]}, "newcomers.clients: has 1 more than once"),
         ({"clients": 1, "epoch": 3}, "newcomers: unknown key 'epoch'; did you mean 'epochs'"),
         ({"clients": []}, "newcomers.clients: [] should be how many, or numbers of clients from 0 on"),
-        ({"clients": 1, "epochs": []}, "newcomers.epochs: [] should be a whole number from 1 on, or several"),
+        (
+            {"clients": 1, "epochs": []},
+            "newcomers.epochs: [] should be a whole number from 1 to 2147483647, or several",
+        ),
         ({"clients": 1, "epochs": "2"}, "newcomers.epochs"),
         ({"epochs": 1}, "newcomers.clients: is missing"),
         (3, "newcomers: should be a mapping"),
