@@ -56,12 +56,13 @@ def batches(order: Tensor, training: Training) -> Sequence[Tensor]:
     return kept or batches
 
 
-def step_masks(net: Net, plans: Sequence[Sequence[Step]], batch: int) -> Iterator[list[Tensor]]:
+def step_masks(net: Net, plans: Sequence[Sequence[Step]]) -> Iterator[list[Tensor]]:
     """Yield, for one step after the other, the dropout masks of all clients that have it.
 
-    The masks are (clients, batch, *unit) each; `plans` are the steps of clients, the longest plan first.  Many steps'
-    masks are drawn at once.
+    The masks are (clients, batch, *unit) each, as long as the largest batch; `plans` are the steps of clients, the
+    longest plan first.  Many steps' masks are drawn at once.
     """
+    batch = max((len(step.samples) for steps in plans for step in steps), default=1)
     counts = [sum(len(steps) > place for steps in plans) for place in range(max(map(len, plans)))]
     flat = [plans[row][place].key for place, count in enumerate(counts) for row in range(count)]
     many = max(max(counts, default=1), _MASK_ENTRIES // (batch * max(1, net.mask_entries)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import blobs, copied, flat, plain_mlp, same, small_mlp, watch
+from helpers import assert_same_results, blobs, copied, flat, plain_mlp, same, small_mlp, watch
 
 from fedbench import simulate
 from fedbench.methods.fedavg import FedAvg
@@ -15,7 +15,7 @@ from fedbench.methods.fedrep import FedRep
 from fedbench.methods.local import Local
 from fedbench.net import Net, Params
 from fedbench.samples import Samples, from_clients
-from fedbench.settings import Optimizer, Training
+from fedbench.settings import MOST, Optimizer, Training
 from fedbench.trainer import Step, Updater, plan
 
 # --- the optimiser
@@ -280,3 +280,11 @@ def test_phases_report_their_own_mean_loss() -> None:
     np.testing.assert_allclose(both, (3 * head + body) / 4, rtol=1e-12)
     assert outcome.work["steps"].tolist() == [[4 * steps for steps in (2, 3, 2, 3)]]
     assert outcome.work["samples"].tolist() == [[4 * size for size in (7, 12, 5, 9)]]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_a_batch_may_be_larger_than_any_client_and_takes_no_memory_for_that(engine: Any) -> None:
+    whole, larger = (
+        simulate(FedAvg(), small_mlp, blobs(), rounds=1, batch_size=size, engine=engine) for size in (12, MOST)
+    )
+    assert_same_results(whole, larger)

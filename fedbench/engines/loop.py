@@ -32,7 +32,7 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Me
     params = {name: job.net.laid_out(t) for name, t in begin(job.method, job.net, kept, down).items()}
     bound = job.net.bound(params)
     steps = plan(job.phases, job.data, job.training, job.seed, job.round_number, client)
-    masks = step_masks(job.net, [steps], job.training.batch_size)
+    masks = step_masks(job.net, [steps])
     losses: dict[str, list[Tensor]] = {}
     memory: dict[str, Tensor] = {}
     for number, phase in enumerate(job.phases):

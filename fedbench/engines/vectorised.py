@@ -110,7 +110,7 @@ def trial(jobs: Sequence[Job]) -> int:
     )
     memory = _fresh_memory(chunk)
     updater = Updater(job.training.optimizer, chunk.params, job.net.parameters)
-    masks = next(step_masks(chunk.net, chunk.plans, len(samples)))
+    masks = next(step_masks(chunk.net, chunk.plans))
     first = [plan[0] for plan in chunk.plans]
     saved = saved_bytes(lambda: _take_step(chunk, slice(0, len(jobs)), first, masks, updater, 0, memory, {}))
     model = sum(tensor.nbytes for tensor in chunk.params.values())
@@ -218,11 +218,10 @@ def _train_phase(
     chunk: _Chunk, number: int, updater: Updater, memory: dict[str, Tensor], losses: dict[str, list[Tensor]]
 ) -> dict[str, Tensor]:
     """Train the chunk through one phase and return the method's memory (clients, ...)."""
-    job = chunk.job
     plans = [[step for step in steps if step.phase == number] for steps in chunk.plans]
     fresh = _fresh_memory(chunk)
     memory = memory or {name: tensor.clone() for name, tensor in fresh.items()}
-    masks = step_masks(chunk.net, plans, job.training.batch_size)
+    masks = step_masks(chunk.net, plans)
     for place in range(max(map(len, plans))):
         steps = [steps[place] for steps in plans if len(steps) > place]
         noted: dict[str, Tensor] = {}
