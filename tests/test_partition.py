@@ -28,6 +28,7 @@ from fedbench.partition import (
     draw,
     draw_for_tuning,
 )
+from fedbench.settings import MOST
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [(name, i) for name, count in (("mnist", 3), ("cifar10", 3), ("femnist", 2)) for i in range(count)]
@@ -388,7 +389,9 @@ def test_iid_without_test_arrays_holds_out_a_fraction() -> None:
         (Iid(clients=4001), r"partition\.clients: 4001 is more than the 4000 training samples"),
         (NWayKShot(n=2, k=40, clients=1000), "training samples of class"),
         (NWayKShot(n=2, k=40, clients=1000, assignment="slots"), "slots of train_shots_max 110"),
-        (NWayKShot(n=5, k=1, clients=10_000, shortage="shrink"), "training samples of class"),
+        (NWayKShot(n=5, k=1, clients=4000, shortage="shrink"), "training samples of class"),
+        (NWayKShot(n=5, k=1, clients=MOST), f"partition.clients: {MOST} is more than the 4000 training samples"),
+        (NWayKShot(n=5, k=1, stdev=1e300), "samples of class"),
     ],
 )
 def test_what_is_not_feasible_is_refused_at_once(partitioner: Partitioner, message: str) -> None:

@@ -30,6 +30,7 @@ from fedbench.partition import (
     draw,
     draw_for_tuning,
 )
+from fedbench.settings import MOST
 
 
 def labelled(y_train: Any, y_test: Any, classes: int, **more: Any) -> Arrays:
@@ -81,6 +82,7 @@ def test_what_others_never_finish_is_dealt_at_once(options: dict[str, Any], arra
         (Quantity(sigma=1.0, clients=2, min_samples=40_000), "partition.min_samples: 40000 .* want min_samples of at"),
         (Shards(clients=10_000, shards=7), "partition.shards: 7 for each of 10000 clients .* at most 8571 clients"),
         (FeatureShift(noise=0.1, clients=60_001), "partition.clients: 60001"),
+        (FeatureShift(noise=0.1, clients=MOST), f"partition.clients: {MOST} is more than the 60000 training samples"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(partitioner: Partitioner, message: str) -> None:

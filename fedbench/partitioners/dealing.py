@@ -99,6 +99,12 @@ def label_counts(lists: Sequence[Index], y: Index, classes: int) -> Index:
     return flat.reshape(len(lists), classes)
 
 
+def check_clients(clients: int, samples: int) -> None:
+    """Raise `InputError` if there are more clients than training samples."""
+    if clients > samples:
+        raise InputError(f"partition.clients: {clients} is more than the {samples} training samples")
+
+
 def check_rows(lists: Sequence[Index], samples: int, what: str, where: str) -> None:
     """Raise `InputError` unless all rows exist and none belongs to two clients."""
     rows = np.concatenate([np.empty(0, np.int64), *lists])

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbench.data import Arrays
-from fedbench.errors import InputError
 from fedbench.partitioners import Fraction, Index, Partitioner, Split
-from fedbench.partitioners.dealing import HOLD_OUT, TEST, TRAIN, cut_all, stream_of
+from fedbench.partitioners.dealing import HOLD_OUT, TEST, TRAIN, check_clients, cut_all, stream_of
 from fedbench.settings import Count
 
 
@@ -23,10 +22,7 @@ class Iid(Partitioner):
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:
         """Deal training and test samples."""
-        if self.clients > len(arrays.y_train):
-            raise InputError(
-                f"partition.clients: {self.clients} is more than the {len(arrays.y_train)} training samples"
-            )
+        check_clients(self.clients, len(arrays.y_train))
         train = self._deal(len(arrays.y_train), seed, TRAIN)
         if len(arrays.y_test):
             return Split(train, self._deal(len(arrays.y_test), seed, TEST))

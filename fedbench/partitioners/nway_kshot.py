@@ -10,8 +10,8 @@ from annotated_types import Ge
 from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Index, Partitioner, Split
-from fedbench.partitioners.dealing import TEST, TRAIN, by_class, even, shuffled_by_class
-from fedbench.settings import Count
+from fedbench.partitioners.dealing import TEST, TRAIN, by_class, check_clients, even, shuffled_by_class
+from fedbench.settings import MOST, Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class NWayKShot(Partitioner):
 
     def split(self, arrays: Arrays, seed: int, /) -> Split:
         """Draw n, k and the class lists, then deal the samples."""
+        check_clients(self.clients, len(arrays.y_train))
         n, k, held = self.shots(arrays.classes, seed)
         notes = {"n": n.tolist(), "k": k.tolist()}
         if self.assignment == "slots":
@@ -63,7 +64,7 @@ class NWayKShot(Partitioner):
             k = stream.randint(k_low, k_high + 1, self.clients, np.int64)
         else:
             n = np.clip(np.rint(stream.normal(self.n, self.stdev, self.clients)), min(2, self.n), classes)
-            k = np.maximum(np.rint(stream.normal(self.k, self.stdev, self.clients)), 1)
+            k = np.clip(np.rint(stream.normal(self.k, self.stdev, self.clients)), 1, MOST)
         pick = random.Random(seed)
         held = [sorted(pick.sample(range(classes), int(count))) for count in n]
         return n.astype(np.int64), k.astype(np.int64), held

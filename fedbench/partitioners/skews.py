@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 from fedbench.data import Arrays
 from fedbench.errors import InputError
 from fedbench.partitioners import Fraction, Index, Partitioner, Split
-from fedbench.partitioners.dealing import HOLD_OUT, LAW, SHIFT, TRAIN, cut_all, deal, deal_test, even, stream_of
+from fedbench.partitioners.dealing import (
+    HOLD_OUT,
+    LAW,
+    SHIFT,
+    TRAIN,
+    check_clients,
+    cut_all,
+    deal,
+    deal_test,
+    even,
+    stream_of,
+)
 from fedbench.settings import Count
 
 Shares = NDArray[np.float64]
@@ -47,9 +58,9 @@ class Skewed(Partitioner):
     @final
     def split(self, arrays: Arrays, seed: int, /) -> Split:
         """Deal training and test samples."""
-        shift, amounts = self._shift(arrays, seed)
         y = arrays.y_train
         counts, notes = self.counts(np.bincount(y, minlength=arrays.classes), seed)
+        shift, amounts = self._shift(arrays, seed)
         train = deal(y, counts, seed, TRAIN)
         if len(arrays.y_test):
             test = deal_test(arrays, counts, self.test, seed)
@@ -174,9 +185,8 @@ class FeatureShift(Skewed):
 
 def _check_enough(clients: int, each: int, totals: Index, key: str = "min_samples") -> None:
     samples = int(totals.sum())
+    check_clients(clients, samples)
     if clients * each > samples:
-        if clients > samples:
-            raise InputError(f"partition.clients: {clients} is more than the {samples} training samples")
         fewer = f", or at most {samples // each} clients" if each <= samples else ""
         raise InputError(
             f"partition.{key}: {each} for each of {clients} clients is {clients * each}, more than the {samples} "
