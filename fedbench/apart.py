@@ -178,8 +178,8 @@ def _evaluate(setup: Setup, server: Message, link: Link, wire: Wire, notes: "_No
         notes.serialised["evaluation"][client] = answer.sent
         notes.measured(client, answer.metrics)
     for split in ("test", "validation"):
-        name = f"{split}/loss"
-        check_evaluated(split, {c: a.metrics[name] for c, a in answers.items() if name in a.metrics})
+        found = {c: {n: v for n, v in a.metrics.items() if n.startswith(f"{split}/")} for c, a in answers.items()}
+        check_evaluated(split, {client: metrics for client, metrics in found.items() if metrics})
 
 
 def _sent(

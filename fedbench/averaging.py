@@ -59,6 +59,9 @@ def check_personal(personal: Personal, net: Net) -> None:
 class Averaging(Method):
     """The server averages what `shares` says yes to; everything else stays with its client.
 
+    What makes it an average is final: `init_server`, `send`, `merge`, `init_client`, `start` and `reply`.  A method
+    that does something else there derives from `Method`.
+
     - `weights`: clients count in proportion to their training samples (McMahan et al., arXiv 1602.05629), or equally.
     """
 
@@ -69,9 +72,16 @@ class Averaging(Method):
         """Return whether a parameter or buffer is shared."""
 
     @final
+    def _shares(self, net: Net, name: str) -> bool:
+        said: object = self.shares(net, name)
+        if not isinstance(said, bool):
+            raise InputError(f"{type(self).__name__}.shares gives {said!r} for '{name}'; want True or False")
+        return said
+
+    @final
     def _split(self, net: Net, params: Mapping[str, Tensor]) -> tuple[Params, Params]:
         """Return the shared and the personal tensors."""
-        shared = {n: t for n, t in params.items() if n not in net.private and self.shares(net, n)}
+        shared = {n: t for n, t in params.items() if n not in net.private and self._shares(net, n)}
         return shared, {n: t for n, t in params.items() if n not in shared}
 
     @final

@@ -361,13 +361,16 @@ class Checker:
 
     def check(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> None:
         """Raise InputError if a cell cannot be trained: a shape, an architecture mix, an option that does not fit."""
-        from fedbench import federation
+        import torch
+
+        from fedbench import federation, samples
 
         method = _build("methods", cell, cell.recipe["method"], self._base)
         training = options.make(Training, cell.recipe["training"], "training")
         try:
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
-            federation.check(method, nets, training, [len(rows) for rows in partition.train])
+            data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
+            federation.check(method, nets, training, [len(rows) for rows in partition.train], data)
             newcomers_of(cell, partition)
         except InputError as error:
             hint = ""
@@ -380,14 +383,17 @@ class Checker:
 
     def metrics(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> set[str]:
         """Return the names of what a cell measures; nothing if its method fails, as the cell then will."""
-        from fedbench import federation
+        import torch
+
+        from fedbench import federation, samples
 
         splits = [split for split in ("test", "validation") if any(map(len, getattr(partition, split)))]
         try:
             method = _build("methods", cell, cell.recipe["method"], self._base)
             training = options.make(Training, cell.recipe["training"], "training")
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
-            names = federation.measured(method, nets, training, arrays, partition.clients, splits)
+            data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
+            names = federation.measured(method, nets, training, data, partition.clients, splits)
         except Exception:
             return set()
         kept = (

@@ -1,7 +1,7 @@
 """Accuracy and loss of every client on its own samples, from per-example answers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench.contract import check_loss, check_scores, checked_summaries
 from fedbench.method import Batch, Message, Method
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 
 Examples = dict[str, NDArray[Any]]
-"""One client's per-example arrays: `correct/<score>` (bool, the headline first) and `loss`, `loss/<part>` (float64)."""
+"""One client's per-example arrays, float64: `correct/<score>`, which are 1, 0 or, if the score is, NaN, the headline
+first; `loss` and `loss/<part>`."""
 
 BLOCK = 1024
 """The most samples of one client that are examined together."""
@@ -61,13 +63,18 @@ def answers(
 def per_example(
     method: Method, net: Net, params: Params, down: Message, batch: Batch, own: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the arrays (B,) of `Examples` for a batch of one client."""
+    """Yield the arrays (B,) of `Examples` for a batch of one client.
+
+    Raises `InputError` for scores and losses of the wrong kind, shape or name.
+    """
     scores = method.scores(net, params, down, batch.x, own)
+    check_scores(method, scores, len(batch.y), net.classes)
     for name, values in scores.items():
-        yield f"correct/{name}", predict(values) == batch.y
+        yield f"correct/{name}", _correct(values, batch.y)
     if "head" in scores:
-        yield "correct/head_own", predict(torch.where(own, scores["head"], -math.inf)) == batch.y
+        yield "correct/head_own", _correct(torch.where(own, scores["head"], -math.inf), batch.y)
     loss = method.loss(net, params, batch, down)
+    check_loss(method, loss, len(batch.y))
     for name, values in {"loss": loss.total, **{f"loss/{part}": v for part, v in loss.parts.items()}}.items():
         yield name, values.expand(len(batch.y)).double()
 
@@ -78,10 +85,31 @@ def predict(scores: Tensor) -> Tensor:
     return torch.where(best > -math.inf, answer, -1)
 
 
+def _correct(scores: Tensor, y: Tensor) -> Tensor:
+    """Return 1 where the answer is the label and else 0 (B,), but NaN where a score is NaN, which is no answer."""
+    best, answer = scores.max(1)  # NaN if any is
+    right = (answer == y) & (best > -math.inf)
+    return torch.where(best.isnan(), math.nan, right.double())
+
+
+def all_metrics(method: Method, examples: Sequence[Examples]) -> dict[str, NDArray[np.float64]]:
+    """Return what `client_metrics` does, and the method's own further metrics; `InputError` if these are wrong."""
+    filled = next((client for client in examples if client), None)
+    if filled is None:
+        return {}
+    empty = {name: values[:0] for name, values in filled.items()}
+    told = [
+        {name: values == 1 if name.startswith("correct/") else values for name, values in (client or empty).items()}
+        for client in examples
+    ]
+    return {**client_metrics(examples), **checked_summaries(method, method.summaries(told), len(told))}
+
+
 def client_metrics(examples: Sequence[Examples]) -> dict[str, NDArray[np.float64]]:
     """Return the metrics (clients,) of every client's examples: accuracies and mean losses, NaN for an empty set.
 
-    `accuracy` is the method's headline, `accuracy/<score>` each of its scores; `loss` and `loss/<part>` are means.
+    `accuracy` is the method's headline, `accuracy/<score>` each of its scores; `loss` and `loss/<part>` are means.  An
+    accuracy is NaN, too, where a score of an example is.
     """
     filled = [client for client in examples if client]
     if not filled:
@@ -91,15 +119,6 @@ def client_metrics(examples: Sequence[Examples]) -> dict[str, NDArray[np.float64
         metrics[name.replace("correct/", "accuracy/")] = np.array([_mean(client.get(name)) for client in examples])
     headline = next(iter(metrics))
     return {"accuracy": metrics[headline], **metrics}
-
-
-def summaries(method: Method, examples: Sequence[Examples]) -> Mapping[str, NDArray[np.float64]]:
-    """Return the method's own further metrics (clients,)."""
-    filled = next((client for client in examples if client), None)
-    if filled is None:
-        return {}
-    empty = {name: values[:0] for name, values in filled.items()}
-    return {name: np.array(v, float) for name, v in method.summaries([client or empty for client in examples]).items()}
 
 
 def _mean(values: NDArray[Any] | None) -> float:

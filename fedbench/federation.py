@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedbench import arguments, cuda, evaluation, keys, samples
 from fedbench.checkpoint import Checkpoint
+from fedbench.contract import check_phases, is_own
 from fedbench.data import Arrays
 from fedbench.engines import Engine, Job, Part, Probe, choice
 from fedbench.engines.choice import EngineName
@@ -264,7 +265,7 @@ def make_setup(
     if not 1 <= len(models) <= data.clients:
         raise InputError(f"model: {len(models)} architectures for {data.clients} clients")
     nets = [make_net(model, data.shape, data.classes, training, data.x.device) for model in models]
-    check(method, nets, training, [len(index) for index in data.train])
+    check(method, nets, training, [len(index) for index in data.train], data)
     blocks = np.array_split(np.arange(data.clients), len(nets))
     groups = [Group(net, block.tolist()) for net, block in zip(nets, blocks, strict=True)]
     net_of = [group.net for group in groups for _ in group.clients]
@@ -291,13 +292,49 @@ def make_net(
     return net.keep_private(frozenset(net.buffers)) if training.batch_norm == "local" else net
 
 
-def check(method: Method, nets: Sequence[Net], training: Training, sizes: Sequence[int]) -> None:
-    """Raise `InputError` unless method and models fit each other and clients with `sizes` training samples."""
+def check(method: Method, nets: Sequence[Net], training: Training, sizes: Sequence[int], data: Samples) -> None:
+    """Raise `InputError` unless method and models fit each other and clients with `sizes` training samples.
+
+    What the method says of the first sample of `data`, if there is any, under each model has to be what it should.
+    """
     for net in nets:
         method.check(net)
         if not net.trains_on_one:
             _check_single_batches(training, sizes)
-    _check_mixture(method, nets, len(sizes))
+    begun = [_begun_with(method, net, len(sizes)) for net in nets]
+    _check_mixture(method, [server for _, server in begun])
+    for net, (initial, server) in zip(nets, begun, strict=True) if len(data.x) else ():
+        try:
+            found = _said(method, net, initial, server, data, len(sizes))
+        except InputError:
+            raise
+        except Exception:  # a fault in somebody's method, which is raised again where it is asked for its numbers
+            return
+        parts = {name.removeprefix("loss/") for name in found if is_own(name)}
+        check_phases(method, method.phases(net, training.epochs), parts)
+        undefined = _without_answer({name: values[0] for name, values in found.items()})
+        if undefined and np.isfinite(found["loss"][0]):
+            raise InputError(
+                f"{type(method).__name__}.scores gives NaN as '{undefined}' before round 1, and loss is finite; want "
+                "numbers, and -inf for a class that cannot be chosen"
+            )
+
+
+def _begun_with(method: Method, net: Net, clients: int) -> tuple[Params, Message]:
+    """Return an initial model, and the server's state that comes of it."""
+    initial = net.init(0)
+    return initial, method.init_server(net, initial, clients, 0)
+
+
+def _said(method: Method, net: Net, initial: Params, server: Message, data: Samples, clients: int) -> FloatTable:
+    """Return the metrics of three clients who all have the first sample of `data`, before round 1."""
+    sent = Wire(clients, frozenset(net.buffers)).carry("evaluation", [0], stack([method.send(server, 0)]))
+    down = tree_map(lambda tensor: tensor[0], sent)
+    params = method.start(net, method.init_client(net, initial), down)
+    # Several times, so that shapes tell: neither once nor as often as there are classes.
+    index = torch.zeros(3 if data.classes == 2 else 2, dtype=torch.int64, device=data.x.device)
+    examples = evaluation.examine(method, net, params, down, data, index, data.own[0])
+    return evaluation.all_metrics(method, [examples] * 3)
 
 
 def _check_single_batches(training: Training, sizes: Sequence[int]) -> None:
@@ -310,9 +347,9 @@ def _check_single_batches(training: Training, sizes: Sequence[int]) -> None:
             )
 
 
-def _check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
+def _check_mixture(method: Method, servers: Sequence[Message]) -> None:
     """Raise `InputError` if what the method shares has other shapes in one architecture than in another."""
-    sent = [_shapes(method.init_server(net, net.init(0), clients, 0)) for net in nets]
+    sent = [_shapes(server) for server in servers]
     for number, shapes in enumerate(sent[1:], 1):
         for name in sorted(set(sent[0]) | set(shapes)):
             here, there = sent[0].get(name, "missing"), shapes.get(name, "missing")
@@ -324,26 +361,18 @@ def _check_mixture(method: Method, nets: Sequence[Net], clients: int) -> None:
 
 
 def measured(
-    method: Method, nets: Sequence[Net], training: Training, arrays: Arrays, clients: int, splits: Collection[str]
+    method: Method, nets: Sequence[Net], training: Training, data: Samples, clients: int, splits: Collection[str]
 ) -> set[str]:
     """Return the names of all metrics of a federation whose clients have samples in `splits` ("test", "validation").
 
-    Found out before any training, by examining one sample under each model.
+    Found out before any training, by examining the first sample of `data` under each model.
     """
-    one = ClientArrays(arrays.x_train[:1], arrays.y_train[:1], arrays.x_train[:0], arrays.y_train[:0])
-    dtype, device = getattr(torch, training.dtype), nets[0].device
-    data = samples.from_clients([one], arrays.classes, dtype, device)
     phases = method.phases(nets[0], training.epochs)
     names = {f"train/loss/{phase.name}" for phase in phases if phase.epochs and len(phases) > 1}
     for net in nets:
-        initial = net.init(0)
-        server = method.init_server(net, initial, clients, 0)
-        sent = Wire(clients, frozenset(net.buffers)).carry("evaluation", [0], stack([method.send(server, 0)]))
-        down = tree_map(lambda tensor: tensor[0], sent)
-        params = method.start(net, method.init_client(net, initial), down)
-        examples = [evaluation.examine(method, net, params, down, data, data.train[0], data.own[0])]
-        own, more = evaluation.client_metrics(examples), evaluation.summaries(method, examples)
-        names |= {f"{split}/{name}" for split in splits for name in (*own, *more)}
+        found = set(_said(method, net, *_begun_with(method, net, clients), data, clients))
+        own = {name for name in found if is_own(name)}
+        names |= {f"{split}/{name}" for split in splits for name in found}
         names |= {f"train/{name}" for name in own if name.partition("/")[0] == "loss"}
         names |= {f"local/{name}" for name in own if "test" in splits}
     return names
@@ -650,10 +679,7 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     metrics = {
         f"{split}/{name}": values
         for split, clients in examples.items()
-        for name, values in {
-            **evaluation.client_metrics(clients),
-            **evaluation.summaries(setup.method, clients),
-        }.items()
+        for name, values in evaluation.all_metrics(setup.method, clients).items()
     }
     for values in metrics.values():  # a summary may have a value for clients without an example
         values[list(setup.newcomers.clients)] = np.nan
@@ -669,18 +695,30 @@ def _examined(setup: Setup) -> Iterator[tuple[int, set[int]]]:
 
 
 def _check_evaluated(setup: Setup, metrics: FloatTable) -> None:
-    """Raise `Diverged` for a loss that is not finite.  Before round 1 nothing has diverged yet, so nobody asks then."""
+    """Raise `Diverged` as `check_evaluated` does.  Before round 1 nothing has diverged yet, so nobody asks then."""
     for split, held in (("test", setup.data.test), ("validation", setup.data.validation)):
-        loss = metrics.get(f"{split}/loss", np.zeros(0))
-        there = [client for client in range(len(loss)) if client not in setup.newcomers.clients and len(held[client])]
-        check_evaluated(split, {client: float(loss[client]) for client in there})
+        own = {name: values for name, values in metrics.items() if is_own(name.removeprefix(f"{split}/"))}
+        there = [client for client, index in enumerate(held) if client not in setup.newcomers.clients and len(index)]
+        check_evaluated(split, {client: {name: float(own[name][client]) for name in own} for client in there})
 
 
-def check_evaluated(split: str, losses: Mapping[int, float]) -> None:
-    """Raise `Diverged` for a client's loss that is not finite."""
-    bad = [client for client, loss in losses.items() if not np.isfinite(loss)]
-    if bad:
-        raise Diverged(f"the {split} loss is not finite for client {bad[0]}")
+def check_evaluated(split: str, metrics: Mapping[int, Mapping[str, float]]) -> None:
+    """Raise `Diverged` for a client with samples in the split whose loss is not finite, or else one without an answer.
+
+    `metrics` are those of each client, as `evaluation.client_metrics` names them, behind the split's name.
+    """
+    for client, found in metrics.items():
+        if not np.isfinite(found[f"{split}/loss"]):
+            raise Diverged(f"the {split} loss is not finite for client {client}")
+    for client, found in metrics.items():
+        if undefined := _without_answer({name.removeprefix(f"{split}/"): value for name, value in found.items()}):
+            raise Diverged(f"the scores '{undefined}' of client {client}'s {split} samples are NaN")
+
+
+def _without_answer(metrics: Mapping[str, float]) -> str:
+    """Return the first score, or nothing, that is NaN for some of a client's samples, by the client's own metrics."""
+    bad = (name for name, value in metrics.items() if is_own(name) and "accuracy/" in name and np.isnan(value))
+    return next(bad, "").removeprefix("accuracy/")
 
 
 def _spread(values: Mapping[int, float], clients: int, missing: float = np.nan) -> NDArray[np.float64]:

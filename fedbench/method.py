@@ -54,8 +54,9 @@ class Batch(NamedTuple):
 class Loss(NamedTuple):
     """What a method wants minimised and watched.
 
-    - `total` (B,): the objective per example; the engine takes its mean over valid examples.
-    - `parts`: terms of it to log, each per example (B,) or a scalar.
+    - `total` (B,): the objective per example, floating point; the engine takes its mean over valid examples.
+    - `parts`: terms of it to log, each per example (B,) or a scalar, floating point.  Names are letters, digits, "_",
+      "-" and ".", and none is that of a phase.
     - `seen` (B, ...): what `observe` wants to see of the batch, or None.
     """
 
@@ -148,7 +149,11 @@ class Method(ABC):
         """Return the client's complete model at the start of local training, from what it kept and what arrived."""
 
     def loss(self, net: Net, params: Params, batch: Batch, down: Message) -> Loss:
-        """Return the objective on one batch; by default the cross-entropy."""
+        """Return the objective on one batch; by default the cross-entropy.
+
+        `net` is in training mode while the client trains: dropout is on, and each call moves batch norm's statistics in
+        `params`.  To evaluate, and in all other functions, it is in evaluation mode.
+        """
         return Loss(cross_entropy(net, params, batch)[0], {})
 
     def init_memory(self, net: Net) -> dict[str, Tensor]:
@@ -171,16 +176,23 @@ class Method(ABC):
     ) -> tuple[Params, Message]:
         """Return what the client keeps and what it uploads after local training.
 
-        `data()` is the client's whole training set (without augmentation); `memory` is that of the last local epoch.
+        `data()` is the client's whole training set (without augmentation or padding); `memory` is that of the last
+        local epoch.  `net(params, data().x)` evaluates the trained model: without gradients or dropout, by batch norm's
+        running statistics, which stay as they are.
         """
 
     # --- evaluation
 
     def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
-        """Return named class scores (B, classes), the headline first; by default the head's logits.
+        """Return named class scores (B, classes), floating point, the headline first; by default the head's logits.
 
-        `own` (classes,) bool marks the classes in the client's training set.  A row of -inf is a refusal to answer.
+        `own` (classes,) bool marks the classes in the client's training set.  The answer is the class with the highest
+        score.  A class with -inf cannot be chosen, and a row of -inf is a refusal to answer, which counts as wrong; NaN
+        is no score: before round 1 it is refused, and later the run ends as diverged.
         A row depends on no other sample: clients are examined together, and `x` may end in padding.
+
+        Names are letters, digits, "_", "-" and ".".  "head" should be the head's logits, of which fedbench makes
+        "head_own", among the client's own classes; so no score may be called that.
         """
         return {"head": net(params, x)[1]}
 
@@ -188,7 +200,9 @@ class Method(ABC):
         """Return further metrics, one value per client, of every client's test examples in order.
 
         `examples[i]` holds arrays over client i's test examples: `correct/<name of a score>` (bool) and
-        `loss/<part>` (float64).
+        `loss/<part>` (float64).  Names may be paths, such as "accuracy/cumulative/head": with "accuracy" in it a
+        metric is in percent, and with "loss" less is better.  "accuracy", "loss", "accuracy/<name>", "loss/<name>" and
+        "silhouette/..." are fedbench's own.
         """
         return {}
 

@@ -120,6 +120,15 @@ def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device
     return _pooled(pool, labels, arrays.classes, train, validation, test, arrays.augment, fill)
 
 
+def first(arrays: Arrays, dtype: torch.dtype, device: torch.device) -> Samples:
+    """Return the first training sample of a data set, as one client's."""
+    mean, std = (torch.tensor(v, dtype=dtype) for v in (arrays.mean, arrays.std))
+    x = _normalised(torch.from_numpy(arrays.x_train[:1]), mean, std, dtype).to(device)
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    y = torch.from_numpy(arrays.y_train[:1]).to(device)
+    return _pooled(x, y, arrays.classes, [torch.zeros_like(y)], [nothing], [nothing])
+
+
 def _shifted(x: Tensor, noise: float, degrees: float, fill: Tensor, sample_keys: Tensor) -> Tensor:
     """Return inputs (N, *shape) turned about their middle, over black, and with normal noise of a deviation.
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fedbench import apart
 from fedbench.averaging import Averaging
 from fedbench.checkpoint import Checkpoint
+from fedbench.contract import check_loss, check_phases, check_scores
 from fedbench.engines import Engine, Job, Part
 from fedbench.engines.choice import Chosen
 from fedbench.engines.loop import Loop
@@ -83,6 +84,8 @@ class Check:
             return self.function(made) or ""
         except Broken:
             raise
+        except InputError as error:
+            raise Broken(str(error)) from error
         except Exception as error:
             hint = "; make tensors with dtype=net.dtype" if "dtype" in str(error) else ""
             raise Broken(f"{one_line(error)}{_place(error, cls)}{hint}") from error
@@ -303,14 +306,10 @@ def _loss(method: Method) -> None:
         batch = _whole(data, 1)
         alone, padded = method.loss(net, params, batch, down), method.loss(net, params, _padded(data, batch), down)
         count = len(batch.y)
-        if alone.total.shape != (count,):
-            raise Broken(
-                f"loss returns a total of shape {tuple(alone.total.shape)} for {count} examples, want ({count},): "
-                "do not average over the batch, the engine does"
-            )
+        check_loss(method, alone, count)
+        check_loss(method, padded, count + 3)
+        check_phases(method, method.phases(net, 1), alone.parts)
         for name, part in alone.parts.items():
-            if part.shape not in ((), (count,)):
-                raise Broken(f"the part '{name}' of the loss has shape {tuple(part.shape)}, want ({count},) or ()")
             other = padded.parts[name]
             if not torch.allclose(part, other[:count] if part.dim() else other):
                 raise Broken(f"padding changes the part '{name}' of the loss: weigh examples by batch.valid")
@@ -337,17 +336,20 @@ def _scores(method: Method) -> None:
         more = torch.cat([x, 10 * data.x[data.train[3][:3]]])
         with torch.no_grad():
             alone, together = (method.scores(net, params, down, given, data.own[1]) for given in (x, more))
+        check_scores(method, alone, len(x), data.classes)
+        check_scores(method, together, len(more), data.classes)
         for name, scores in alone.items():
-            if scores.shape != (len(x), data.classes):
-                raise Broken(f"scores '{name}' have shape {tuple(scores.shape)}, want {(len(x), data.classes)}")
-            if not torch.allclose(scores, together[name][: len(x)], equal_nan=True):
+            if bool(scores.isnan().any()):
+                raise Broken(f"scores '{name}' are NaN: want numbers, and -inf for a class that cannot be chosen")
+            if not torch.allclose(scores, together[name][: len(x)]):
                 raise Broken(f"scores '{name}' of a sample depend on the samples beside it, which may be padding")
 
 
-def _states(setup: Setup) -> list[State]:
-    """Return the states before round 1 and after every round."""
+def _states(setup: Setup) -> Iterator[State]:
+    """Yield the states before round 1 and after every round."""
     first = first_state(setup)
-    return [first, *(state for state, _ in rounds(setup, first))]
+    yield first
+    yield from (state for state, _ in rounds(setup, first))
 
 
 def _whole(data: Samples, client: int) -> Batch:
@@ -785,7 +787,7 @@ def _mixed_models(method: Method) -> str:
 CHECKS: tuple[Check, ...] = (
     Check("contract", "it is a frozen dataclass, and its hyperparameters, presets and ranges are valid", _contract),
     Check("loss", "the loss is one number per example, and padded examples count for nothing", _loss),
-    Check("scores", "scores are (samples, classes), and those of a sample depend on no other one", _scores),
+    Check("scores", "scores are numbers (samples, classes) by name, and those of a sample depend on no other", _scores),
     Check("inputs", "no function changes what it is given", _inputs),
     Check("repeats", "equal seeds give equal numbers, whatever ran before, and other seeds give others", _repeats),
     Check("engines", "both engines give the same numbers, in float64 to 1e-9", _engines),

@@ -303,6 +303,22 @@ class MeanLoss(Plain):
 
 
 @dataclass(frozen=True)
+class Embeds(Plain):
+    """Gives embeddings in place of class scores."""
+
+    def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
+        return {"head": net(params, x)[0]}
+
+
+@dataclass(frozen=True)
+class ScoresNan(Plain):
+    """Gives NaN for classes that a client does not have."""
+
+    def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
+        return {"head": torch.where(own, net(params, x)[1], torch.nan)}
+
+
+@dataclass(frozen=True)
 class SeesPadding(Plain):
     """Pulls embeddings to their mean over the batch, padding included."""
 
@@ -332,6 +348,9 @@ class HidesNan(Plain):
 
     def loss(self, net: Net, params: Params, batch: Batch, down: Message) -> Loss:
         return Loss(cross_entropy(net, params, batch)[0].nan_to_num(), {})
+
+    def scores(self, net: Net, params: Params, down: Message, x: Tensor, own: Tensor) -> dict[str, Tensor]:
+        return {"head": net(params, x)[1].nan_to_num()}
 
     def reply(
         self, net: Net, params: Params, kept: Params, down: Message, data: Data, memory: Memory

@@ -145,7 +145,7 @@ def federation(
     test = [index[: (3, 1, 0, 2)[client % 4]] for client, index in enumerate(data.test)]
     data = replace(data, test=test, augment=augment, fill=torch.linspace(-0.5, 0.5, shape[0], dtype=dtype))
     kinds = nets(tuple(models), shape, Training(dtype=training.dtype, batch_norm=training.batch_norm))
-    check(method, kinds, training, sizes)
+    check(method, kinds, training, sizes, data)
     blocks = np.array_split(np.arange(len(sizes)), len(kinds))
     groups = [Group(net, block.tolist()) for net, block in zip(kinds, blocks, strict=True)]
     common = training.init == "common"

@@ -11,7 +11,7 @@ from helpers import TwoParts, plain_mlp
 from torch import Tensor, nn
 
 from fedbench import ClientArrays, simulate
-from fedbench.evaluation import Examples, client_metrics, examine, predict, summaries
+from fedbench.evaluation import Examples, all_metrics, client_metrics, examine, predict
 from fedbench.method import Rows
 from fedbench.methods.fedproto import FedProto, cumulative, last_batch_mean, nearest
 from fedbench.methods.local import Local
@@ -279,7 +279,7 @@ def test_metrics_are_means_over_each_clients_examples() -> None:
 
 def test_without_any_example_there_are_no_metrics() -> None:
     assert client_metrics([{}, {}]) == {}
-    assert summaries(FedProto(), [{}, {}]) == {}
+    assert all_metrics(FedProto(), [{}, {}]) == {}
 
 
 def test_evaluating_moves_nothing() -> None:
