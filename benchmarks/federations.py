@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from fedbench import ClientArrays, plugins
 from fedbench.engines import Engine
 from fedbench.engines.choice import EngineName
-from fedbench.federation import Setup, State, evaluate, first_state, make_setup, play_round
+from fedbench.federation import State, evaluate, first_state, play_round
 from fedbench.samples import Samples, from_clients
 from fedbench.settings import Optimizer, Training
+from fedbench.setups import Setup, make_setup
 from fedbench.wire import Wire
 
 

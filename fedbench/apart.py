@@ -25,18 +25,11 @@ from torch import Tensor
 from fedbench import evaluation
 from fedbench.engines import Job
 from fedbench.engines.loop import Loop
-from fedbench.federation import (
-    Setup,
-    check_evaluated,
-    check_losses,
-    first_server,
-    is_evaluated,
-    merge,
-    participants,
-)
+from fedbench.federation import check_evaluated, check_losses, first_server, is_evaluated, merge, participants
 from fedbench.method import Message, Method, stack, tree_map
 from fedbench.net import Params
 from fedbench.options import one_line
+from fedbench.setups import Setup
 from fedbench.wire import DIRECTIONS, Direction, Diverged, Wire, pack, unpack
 
 if TYPE_CHECKING:

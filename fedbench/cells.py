@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from fedbench.data import Arrays, DataSource
     from fedbench.engines import Engine
     from fedbench.engines.choice import EngineName
-    from fedbench.federation import Outcome, Setup, Stop
+    from fedbench.federation import Outcome, Stop
     from fedbench.method import Method
     from fedbench.net import ModelFactory, Net
     from fedbench.newcomers import Newcomers
     from fedbench.partition import Partition, Partitioner
     from fedbench.samples import Samples
+    from fedbench.setups import Setup
 
 PROTOCOL = 1
 """Raised when the same recipe gives other numbers than before, so that old results are not taken for new ones."""
@@ -264,10 +265,10 @@ def newcomers_of(cell: Cell, partition: "Partition") -> "Newcomers":
 
 def setup(cell: Cell, data: "Samples", base: Path | None = None) -> "Setup":
     """Return a cell's federation before its first round; `data` may be what one party has of the samples."""
-    from fedbench import federation
+    from fedbench import setups
 
     method, models, training = _parts(cell, base)
-    return federation.make_setup(method, models, data, training, cell.recipe["seed"])
+    return setups.make_setup(method, models, data, training, cell.recipe["seed"])
 
 
 def _parts(cell: Cell, base: Path | None) -> "tuple[Method, list[ModelFactory], Training]":
@@ -363,14 +364,14 @@ class Checker:
         """Raise InputError if a cell cannot be trained: a shape, an architecture mix, an option that does not fit."""
         import torch
 
-        from fedbench import federation, samples
+        from fedbench import samples, setups
 
         method = _build("methods", cell, cell.recipe["method"], self._base)
         training = options.make(Training, cell.recipe["training"], "training")
         try:
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
             data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
-            federation.check(method, nets, training, [len(rows) for rows in partition.train], data)
+            setups.check(method, nets, training, [len(rows) for rows in partition.train], data)
             newcomers_of(cell, partition)
         except InputError as error:
             hint = ""
@@ -385,7 +386,7 @@ class Checker:
         """Return the names of what a cell measures; nothing if its method fails, as the cell then will."""
         import torch
 
-        from fedbench import federation, samples
+        from fedbench import samples, setups
 
         splits = [split for split in ("test", "validation") if any(map(len, getattr(partition, split)))]
         try:
@@ -393,7 +394,7 @@ class Checker:
             training = options.make(Training, cell.recipe["training"], "training")
             nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
             data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
-            names = federation.measured(method, nets, training, data, partition.clients, splits)
+            names = setups.measured(method, nets, training, data, partition.clients, splits)
         except Exception:
             return set()
         kept = (
@@ -402,12 +403,12 @@ class Checker:
         return names | {"test/silhouette/class", "test/silhouette/client"} if kept else names
 
     def _net(self, cell: Cell, model: Mapping[str, Any], training: Training, arrays: "Arrays") -> "Net":
-        from fedbench import federation
+        from fedbench import setups
 
         key = _canonical([model, arrays.shape, arrays.classes, training.dtype, training.batch_norm])
         if key not in self._nets:
             factory = _build("models", cell, model, self._base)
-            self._nets[key] = federation.make_net(factory, arrays.shape, arrays.classes, training)
+            self._nets[key] = setups.make_net(factory, arrays.shape, arrays.classes, training)
         return self._nets[key]
 
 

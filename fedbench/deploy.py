@@ -25,7 +25,8 @@ from fedbench.apart import Failed, Played, Round, own
 from fedbench.cells import Cell
 from fedbench.data import read_npz
 from fedbench.errors import InputError
-from fedbench.federation import Outcome, Setup
+from fedbench.federation import Outcome
+from fedbench.setups import Setup
 from fedbench.wire import DIRECTIONS
 
 if TYPE_CHECKING:

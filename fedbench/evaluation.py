@@ -1,7 +1,7 @@
 """Accuracy and loss of every client on its own samples, from per-example answers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.contract import check_loss, check_scores, checked_summaries
+from fedbench.contract import check_loss, check_scores, checked_summaries, is_own
 from fedbench.method import Batch, Message, Method
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
@@ -17,6 +17,9 @@ from fedbench.samples import Samples
 Examples = dict[str, NDArray[Any]]
 """One client's per-example arrays, float64: `correct/<score>`, which are 1, 0 or, if the score is, NaN, the headline
 first; `loss` and `loss/<part>`."""
+
+FloatTable = dict[str, NDArray[np.float64]]
+"""Metrics (clients,) by name."""
 
 BLOCK = 1024
 """The most samples of one client that are examined together."""
@@ -119,6 +122,12 @@ def client_metrics(examples: Sequence[Examples]) -> dict[str, NDArray[np.float64
         metrics[name.replace("correct/", "accuracy/")] = np.array([_mean(client.get(name)) for client in examples])
     headline = next(iter(metrics))
     return {"accuracy": metrics[headline], **metrics}
+
+
+def without_answer(metrics: Mapping[str, float]) -> str:
+    """Return the first score, or nothing, that is NaN for some of a client's samples, by the client's own metrics."""
+    bad = (name for name, value in metrics.items() if is_own(name) and "accuracy/" in name and np.isnan(value))
+    return next(bad, "").removeprefix("accuracy/")
 
 
 def _mean(values: NDArray[Any] | None) -> float:

@@ -36,7 +36,7 @@ from flwr.server import History, ServerConfig, SimpleClientManager
 
 from fedbench.apart import Answer, ClientHalf, Round, play
 from fedbench.deploy import THREADS, in_words, read_party, write_rounds
-from fedbench.federation import Setup
+from fedbench.setups import Setup
 
 _PATIENCE = 120  # seconds to wait for all clients, and for the server
 _WORK = 3600  # seconds for a client to train or evaluate in a round

@@ -34,12 +34,12 @@ class Last:
         self._server: Message = {}
 
     def look(self, stage: str, client: int, params: Params) -> None:
-        """Remember a client's model; see `federation.Setup.probe`."""
+        """Remember a client's model; see `setups.Setup.probe`."""
         if stage == "evaluated":
             self._params[client] = params
 
     def watch(self, uploads: Message, server: Message) -> None:
-        """Remember the server's state; see `federation.Setup.watch_merge`."""
+        """Remember the server's state; see `setups.Setup.watch_merge`."""
         self._server = server
 
     def arrays(self, kinds: Sequence[Kind]) -> dict[str, NDArray[np.generic]]:

@@ -37,23 +37,13 @@ from fedbench.engines.choice import Chosen
 from fedbench.engines.loop import Loop
 from fedbench.engines.vectorised import Vectorised
 from fedbench.errors import InputError
-from fedbench.federation import (
-    Group,
-    Setup,
-    State,
-    first_state,
-    make_net,
-    make_setup,
-    participants,
-    play,
-    play_round,
-    rounds,
-)
+from fedbench.federation import State, first_state, participants, play, play_round, rounds
 from fedbench.method import Batch, Choice, Log, Message, Method, Rows, stack, tree_map
 from fedbench.net import ModelFactory, Net, Params
 from fedbench.options import make, one_line
 from fedbench.samples import ClientArrays, Samples, from_clients
 from fedbench.settings import Optimizer, Training
+from fedbench.setups import Group, Setup, make_net, make_setup
 from fedbench.wire import Wire, pack, payload
 
 __all__ = ["CHECKS", "Broken", "Check", "Verdict", "verdicts"]

@@ -24,12 +24,13 @@ from fedbench import Outcome, executors, plugins
 from fedbench.cells import draw_partition
 from fedbench.checkpoint import Checkpoint
 from fedbench.executors import EXECUTORS, Job, Setting, load_arrays
-from fedbench.federation import Setup, make_setup, play, run
+from fedbench.federation import play, run
 from fedbench.method import Method
 from fedbench.methods.fedproto import FedProto
 from fedbench.models.mlp import Mlp
 from fedbench.samples import from_clients
 from fedbench.settings import Training
+from fedbench.setups import Setup, make_setup
 from fedbench.store import Record, Store
 
 ABOUT = {"recipe": "0123", "code": "4567"}

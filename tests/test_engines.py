@@ -26,7 +26,7 @@ from fedbench.engines.loop import Loop
 from fedbench.engines.lowering import Lowering
 from fedbench.engines.vectorised import Vectorised, trial
 from fedbench.evaluation import Examples
-from fedbench.federation import Group, Setup, check, make_net, play
+from fedbench.federation import play
 from fedbench.method import Batch, Loss, Message, Method, Rows, cross_entropy, parameters
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedper import FedPer
@@ -40,6 +40,7 @@ from fedbench.net import ModelFactory, Net, Params
 from fedbench.newcomers import Newcomers
 from fedbench.samples import from_clients
 from fedbench.settings import Optimizer, Training
+from fedbench.setups import Group, Setup, check, make_net
 
 SIZES = (9, 1, 4, 5, 3)  # round a batch of 4, not sorted
 LEAST = 1e-9

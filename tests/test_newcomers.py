@@ -21,7 +21,7 @@ from fedbench.engines import Engine
 from fedbench.engines.loop import Loop
 from fedbench.engines.vectorised import Vectorised
 from fedbench.errors import InputError
-from fedbench.federation import Outcome, Setup, make_setup, play
+from fedbench.federation import Outcome, play
 from fedbench.method import Method
 from fedbench.methods.fedavg import FedAvg
 from fedbench.methods.fedper import FedPer
@@ -36,6 +36,7 @@ from fedbench.report import compare
 from fedbench.results import Result, Results, arrivals, numbers
 from fedbench.samples import ClientArrays, Samples, from_clients
 from fedbench.settings import Optimizer, Training
+from fedbench.setups import Setup, make_setup
 from fedbench.store import Store
 from fedbench.tracking import series
 
