@@ -129,13 +129,14 @@ class Updater:
         self.names = list(names)
         self._optimizer = optimizer
         self.moments = {"sgd": 1, "adam": 2}[optimizer.name]  # tensors of state for each parameter
-        self._orders = {name: _order_in_memory(params[name]) for name in names}
+        orders = {name: _order_in_memory(params[name]) for name in names}
+        self._orders = {name: order for name, order in orders.items() if order != sorted(order)}
         bias_decay = optimizer.weight_decay if optimizer.weight_decay_bias is None else optimizer.weight_decay_bias
         decays = {n: bias_decay if "bias" in n.rpartition(".")[2] else optimizer.weight_decay for n in names}
         self._of_rows: dict[tuple[int | None, int | None], list[_Moved]] = {(None, None): []}
         for decay in dict.fromkeys(decays.values()):
             chosen = [name for name in names if decays[name] == decay]
-            tensors = [params[name].detach().permute(self._orders[name]) for name in chosen]
+            tensors = [self._ordered(name, params[name].detach()) for name in chosen]
             moments = [[torch.zeros_like(t) for t in tensors] for _ in range(self.moments)]
             self._of_rows[None, None].append(_Moved(chosen, decay, tensors, moments))
 
@@ -145,12 +146,18 @@ class Updater:
         if key not in self._of_rows:
             self._of_rows[key] = [moved.of_rows(rows) for moved in self._of_rows[None, None]]
         for moved in self._of_rows[key]:
-            ordered = [gradients[name].permute(self._orders[name]) for name in moved.names]
-            slopes = [_laid_out_as(slope, tensor) for slope, tensor in zip(ordered, moved.tensors, strict=True)]
+            slopes = [
+                _laid_out_as(self._ordered(name, gradients[name]), tensor)
+                for name, tensor in zip(moved.names, moved.tensors, strict=True)
+            ]
             if self._optimizer.name == "sgd":
                 self._sgd(moved, slopes)
             else:
                 self._adam(moved, slopes, taken)
+
+    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a parameter, or its gradient, with its dimensions in the parameter's order of memory."""
+        return tensor.permute(self._orders[name]) if name in self._orders else tensor
 
     def _sgd(self, moved: _Moved, slopes: list[Tensor]) -> None:
         sgd(

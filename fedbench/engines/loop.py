@@ -37,12 +37,15 @@ def _train_client(job: Job, place: int, client: int) -> tuple[Params, Params, Me
     memory: dict[str, Tensor] = {}
     for number, phase in enumerate(job.phases):
         updater = Updater(job.training.optimizer, params, [name for name in job.net.parameters if phase.trains(name)])
+        trained = [params[name].requires_grad_() for name in updater.names]
         epoch = -1
         for taken, step in enumerate(step for step in steps if step.phase == number):
             if step.epoch != epoch:
                 epoch, memory = step.epoch, job.method.init_memory(job.net)
             net = bound.training([mask[0, : len(step.samples)] for mask in next(masks)])
-            memory = _take_step(job, net, step, params, updater, taken, down, memory, losses)
+            memory = _take_step(job, net, step, params, trained, updater, taken, down, memory, losses)
+        for tensor in trained:
+            tensor.requires_grad_(False)
         job.probe(f"phase/{phase.name}", client, params)
     with torch.no_grad():
         reply = job.method.reply(job.net, params, kept, down, lambda: whole_set(job.data, client), memory)
@@ -56,6 +59,7 @@ def _take_step(
     net: Net,
     step: Step,
     params: Params,
+    trained: list[Tensor],
     updater: Updater,
     taken: int,
     down: Message,
@@ -65,12 +69,9 @@ def _take_step(
     """Take one optimiser step after `taken` others, in place, note its losses, and return the method's memory."""
     x, y = batch_inputs(job.data, step.samples[None], [step.key])[0], job.data.y[step.samples]
     batch = Batch(net.laid_out(x), y, torch.ones(len(y), dtype=x.dtype, device=x.device))
-    trained = [params[name].requires_grad_() for name in updater.names]
     goal = objective(job.method, net, params, batch, down, padded=False)
     if trained:
         slopes = torch.autograd.grad(goal.mean, trained, allow_unused=True, materialize_grads=True)
-        for tensor in trained:
-            tensor.requires_grad_(False)
         updater.update(dict(zip(updater.names, slopes, strict=True)), taken)
     for name, value in {"loss": goal.mean.detach(), **{f"loss/{n}": v for n, v in goal.parts.items()}}.items():
         losses.setdefault(name, []).append(value)
