@@ -16,7 +16,7 @@ from fedbench.wire import Wire
 Kind = Literal["embeddings", "confusion"]
 """What may be kept."""
 
-_CHUNK = 1024
+_CHUNK = 1024  # points whose distances to all others are in memory together
 
 
 @final
@@ -94,7 +94,7 @@ class Last:
     def _embedded(self, client: int) -> NDArray[np.generic]:
         net = self._nets[client]
         with torch.no_grad():
-            parts = torch.split(self._data.x[self._data.test[client]], _CHUNK)
+            parts = torch.split(self._data.x[self._data.test[client]], evaluation.BLOCK)
             rows: NDArray[np.generic] = torch.cat([net(self._params[client], x)[0] for x in parts]).cpu().numpy()
         return rows
 
