@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_MAX = 1, -1, -4  # malloc.h
 
 
 def share(device: "torch.device") -> int:
@@ -34,3 +34,4 @@ def keep_freed() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
+        libc.mallopt(_M_MXFAST, 0)  # or every large block that is freed goes through the bins of small ones
