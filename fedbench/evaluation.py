@@ -41,7 +41,8 @@ def examine(
     with torch.no_grad():
         for part in torch.split(index, BLOCK):
             valid = torch.ones(len(part), dtype=data.x.dtype, device=part.device)
-            batch = Batch(net.laid_out(data.x[part]), data.y[part], valid)
+            x, y = data.at(part)
+            batch = Batch(net.laid_out(x), y, valid)
             for name, values in per_example(method, net, params, down, batch, own):
                 chunks.setdefault(name, []).append(values)
     return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
@@ -58,7 +59,7 @@ def answers(
     given = [np.zeros(0, np.int64)]
     with torch.no_grad():
         for part in torch.split(index, BLOCK) if len(index) else ():
-            scores = method.scores(net, params, down, net.laid_out(data.x[part]), own)
+            scores = method.scores(net, params, down, net.laid_out(data.at(part)[0]), own)
             given.append(predict(next(iter(scores.values()))).cpu().numpy())
     return np.concatenate(given)
 

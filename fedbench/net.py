@@ -50,12 +50,13 @@ class MaskedDropout(nn.Module):
         """Return x in evaluation mode, else x times the mask."""
         if not self.training:
             return x
-        if self.mask.dim() == 0:  # the trial run of a new net, which finds out the shapes
+        mask = self.mask
+        if mask.dim() == 0:  # the trial run of a new net, which finds out the shapes
             unit = (x.shape[1], *(1 for _ in x.shape[2:])) if self.per_channel else tuple(x.shape[1:])
             if self.unit not in ((), unit):
                 raise ValueError(f"one dropout layer is used on {self.unit} and on {unit}")
             self.unit = unit
-        return x * self.mask
+        return x * mask
 
 
 class _BodyHead(nn.Module):
@@ -80,6 +81,7 @@ class Net:
     - `has_batch_norm`: whether the examples of a batch influence each other in training, and `mixes_examples`, in
       evaluation (batch norm without running statistics); `trains_on_one`: whether a batch may have a single one.
     - `private`: names that no method may share (the batch-norm policy).
+    - `alone`: whether it trains one client at a time, so that nothing it computes is under vmap.
 
     It computes head(body(x)), and never calls the model's own `forward`.
 
@@ -126,7 +128,7 @@ class Net:
         self.mixes_examples = any(module.running_mean is None for module in norms)
         self._convolves = any(len(shape) == 4 for shape in self.shapes.values())
         self._dropouts = _mask_dropouts(model)
-        self._bound = False
+        self.alone = False
         self._layers: list[MaskedDropout] = []
         self.evaluation_module = _BodyHead(model.to(self.device, dtype)).eval()
         self.training_module = copy.deepcopy(self.evaluation_module).train()
@@ -152,11 +154,14 @@ class Net:
         """Return images or a convolution's weights in the memory layout in which this device is fastest.
 
         That is channels-last on the CPU, where pooling then takes a tenth of the time; but not with batch norm, by
-        which a step of ResNet-18 takes a third longer in it.  A clone, because `contiguous` leaves a single channel in
-        strides that the next layer takes for channels-first.
+        which a step of ResNet-18 takes a third longer in it.  A single channel lies in memory as it should, but has
+        strides that the next layer takes for channels-first, and that `contiguous` leaves as they are.
         """
         if tensor.dim() != 4 or not self._convolves or self.has_batch_norm or self.device.type != "cpu":
             return tensor
+        _, channels, height, width = tensor.shape
+        if channels == 1 and tensor.is_contiguous():
+            return tensor.as_strided(tensor.shape, (height * width, 1, width, 1))
         return tensor.clone(memory_format=torch.channels_last)
 
     def masks(self, step_keys: Tensor, batch: int) -> list[Tensor]:
@@ -171,7 +176,7 @@ class Net:
 
     def training(self, masks: Sequence[Tensor]) -> Self:
         """Return the net in training mode with the dropout masks (B, *unit) of one step."""
-        if self._bound:
+        if self.alone:
             for layer, mask in zip(self._layers, masks, strict=True):
                 layer._buffers["mask"] = mask  # past the checks of `nn.Module`, which take longer than the product
             return self
@@ -190,7 +195,7 @@ class Net:
             held: dict[str, Any] = owner._parameters if leaf in owner._parameters else owner._buffers
             held[leaf] = tensor
         view = self.calling(lambda p, x: module(x) if p is params else _call(module, p, x))
-        view._bound, view._layers = True, self._dropout_layers()
+        view.alone, view._layers = True, self._dropout_layers()
         return view
 
     def calling(self, forward: Forward) -> Self:

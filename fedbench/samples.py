@@ -58,18 +58,24 @@ class Samples:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
 
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (*index.shape, *shape) and labels (*index.shape) of the samples `index` int64."""
+        flat = index.flatten()  # `index_select` copies whole samples, `x[index]` looks up every value
+        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
+        return x.view(*index.shape, *self.shape), y.view(index.shape)
 
-def batch_inputs(data: Samples, index: Tensor, step_keys: Sequence[int]) -> Tensor:
-    """Return training inputs (clients, B, *shape) of the samples `index` (clients, B), augmented if the data are.
 
-    `step_keys` are the keys of the clients' steps.
+def training_batch(data: Samples, index: Tensor, step_keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels as `Samples.at` does, augmented if the data are.
+
+    `index` is (clients, B), or (B,) for one client; `step_keys` are the keys of the clients' steps.
     """
-    x = data.x[index]
+    x, y = data.at(index)
     if data.augment == "none":
-        return x
+        return x, y
     key = torch.tensor(step_keys, device=x.device) ^ keys.derive("augment")
-    drawn = keys.bits(key, 3 * index.shape[1]).view(*index.shape, 3)
-    return _cropped(x.flatten(0, 1), drawn.flatten(0, 1), data.fill).view(x.shape)
+    drawn = keys.bits(key, 3 * index.shape[-1])
+    return _cropped(x.view(-1, *data.shape), drawn.view(-1, 3), data.fill).view(x.shape), y
 
 
 def _cropped(x: Tensor, drawn: Tensor, fill: Tensor) -> Tensor:

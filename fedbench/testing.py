@@ -344,7 +344,7 @@ def _states(setup: Setup) -> Iterator[State]:
 
 def _whole(data: Samples, client: int) -> Batch:
     index = data.train[client]
-    return Batch(data.x[index], data.y[index], torch.ones(len(index), dtype=data.x.dtype))
+    return Batch(*data.at(index), torch.ones(len(index), dtype=data.x.dtype))
 
 
 def _padded(data: Samples, batch: Batch) -> Batch:

@@ -1,7 +1,7 @@
 """Local training of one client: begin, step, end.  Nothing else trains; every engine is made of these."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -66,14 +66,34 @@ def step_masks(net: Net, plans: Sequence[Sequence[Step]]) -> Iterator[list[Tenso
     counts = [sum(len(steps) > place for steps in plans) for place in range(max(map(len, plans)))]
     flat = [plans[row][place].key for place, count in enumerate(counts) for row in range(count)]
     many = max(max(counts, default=1), _MASK_ENTRIES // (batch * max(1, net.mask_entries)))
-    first = base = end = 0
-    drawn: list[Tensor] = []
+    first = 0
+    for block in _blocks(counts, many):
+        keys_drawn = torch.tensor(flat[first : first + sum(block)], device=net.device)
+        drawn = [torch.split(mask, block) for mask in net.masks(keys_drawn, batch)]
+        for place in range(len(block)):
+            yield [of_layer[place] for of_layer in drawn]
+        first += sum(block)
+
+
+def _blocks(counts: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield the counts one after the other, so many at a time that they add up to `most` or less."""
+    block: list[int] = []
+    total = 0
     for count in counts:
-        if first + count > end:
-            drawn = net.masks(torch.tensor(flat[first : first + many], device=net.device), batch)
-            base, end = first, first + many
-        yield [mask[first - base : first - base + count] for mask in drawn]
-        first += count
+        if block and total + count > most:
+            yield block
+            block, total = [], 0
+        block.append(count)
+        total += count
+    if block:
+        yield block
+
+
+def client_masks(net: Net, steps: Sequence[Step]) -> Iterator[list[Tensor]]:
+    """Yield the dropout masks (batch, *unit) of one client's steps, each as long as its batch."""
+    for step, masks in zip(steps, step_masks(net, [steps]), strict=True):
+        size = len(step.samples)
+        yield [mask[0] if mask.shape[1] == size else mask[0, :size] for mask in masks]
 
 
 def begin(method: Method, net: Net, kept: Params, down: Message) -> Params:
@@ -82,10 +102,10 @@ def begin(method: Method, net: Net, kept: Params, down: Message) -> Params:
 
 
 class Objective(NamedTuple):
-    """The mean loss of a batch to differentiate, the means of its parts, and what the method observes."""
+    """What training minimises the weighted sum of (B,), the means to log, and what the method observes."""
 
-    mean: Tensor
-    parts: dict[str, Tensor]
+    total: Tensor
+    means: dict[str, Tensor]
     seen: Tensor | None
 
 
@@ -93,8 +113,14 @@ def objective(method: Method, net: Net, params: Params, batch: Batch, down: Mess
     """Return the loss of a batch, averaged over its valid examples (all if not `padded`); `net` is in training mode."""
     loss: Loss = method.loss(net, params, batch, down)
     mean = partial(_mean, valid=batch.valid) if padded else torch.mean
-    parts = {name: mean(part.detach()) for name, part in loss.parts.items()}
-    return Objective(mean(loss.total), parts, None if loss.seen is None else loss.seen.detach())
+    values = {"loss": loss.total, **{f"loss/{name}": part for name, part in loss.parts.items()}}
+    means = {name: mean(value.detach()) for name, value in values.items()}
+    return Objective(loss.total, means, None if loss.seen is None else loss.seen.detach())
+
+
+def weights(valid: Tensor) -> Tensor:
+    """Return the weights (..., B) with which the examples of a batch make its mean loss, given `valid` (..., B)."""
+    return valid / valid.sum(-1, keepdim=True)
 
 
 def _mean(values: Tensor, valid: Tensor) -> Tensor:
@@ -106,17 +132,21 @@ class _Moved:
     """Tensors with one weight decay, and the optimiser's state of each; dimensions stand in the order of memory.
 
     torch's fused optimisers copy every tensor whose dimensions stand in another order.
+
+    - `places`: where they stand among all that move; `orders`: their dimensions in the order of memory, None where
+      that is the usual one.
     """
 
-    names: list[str]
+    places: list[int]
+    orders: list[list[int] | None]
     decay: float
     tensors: list[Tensor]
     moments: list[list[Tensor]]
 
     def of_rows(self, rows: slice) -> "_Moved":
         """Return the same of some rows of stacked tensors."""
-        moments = [[moment[rows] for moment in kind] for kind in self.moments]
-        return _Moved(self.names, self.decay, [tensor[rows] for tensor in self.tensors], moments)
+        tensors = [tensor[rows] for tensor in self.tensors]
+        return replace(self, tensors=tensors, moments=[[moment[rows] for moment in kind] for kind in self.moments])
 
 
 class Updater:
@@ -129,35 +159,32 @@ class Updater:
         self.names = list(names)
         self._optimizer = optimizer
         self.moments = {"sgd": 1, "adam": 2}[optimizer.name]  # tensors of state for each parameter
-        orders = {name: _order_in_memory(params[name]) for name in names}
-        self._orders = {name: order for name, order in orders.items() if order != sorted(order)}
         bias_decay = optimizer.weight_decay if optimizer.weight_decay_bias is None else optimizer.weight_decay_bias
-        decays = {n: bias_decay if "bias" in n.rpartition(".")[2] else optimizer.weight_decay for n in names}
+        decays = [bias_decay if "bias" in n.rpartition(".")[2] else optimizer.weight_decay for n in names]
+        orders = [_order_in_memory(params[name]) for name in names]
         self._of_rows: dict[tuple[int | None, int | None], list[_Moved]] = {(None, None): []}
-        for decay in dict.fromkeys(decays.values()):
-            chosen = [name for name in names if decays[name] == decay]
-            tensors = [self._ordered(name, params[name].detach()) for name in chosen]
+        for decay in dict.fromkeys(decays):
+            places = [place for place in range(len(names)) if decays[place] == decay]
+            tensors = [_ordered(params[names[place]].detach(), orders[place]) for place in places]
             moments = [[torch.zeros_like(t) for t in tensors] for _ in range(self.moments)]
-            self._of_rows[None, None].append(_Moved(chosen, decay, tensors, moments))
+            self._of_rows[None, None].append(
+                _Moved(places, [orders[place] for place in places], decay, tensors, moments)
+            )
 
-    def update(self, gradients: Params, taken: int, rows: slice = slice(None)) -> None:
-        """Take one step after `taken` others; with `rows`, of those rows of stacked tensors."""
+    def update(self, gradients: Sequence[Tensor], taken: int, rows: slice = slice(None)) -> None:
+        """Take one step by the gradients of `names` after `taken` others; with `rows`, of those rows of stacks."""
         key = (rows.start, rows.stop)
         if key not in self._of_rows:
             self._of_rows[key] = [moved.of_rows(rows) for moved in self._of_rows[None, None]]
         for moved in self._of_rows[key]:
             slopes = [
-                _laid_out_as(self._ordered(name, gradients[name]), tensor)
-                for name, tensor in zip(moved.names, moved.tensors, strict=True)
+                _laid_out_as(_ordered(gradients[place], order), tensor)
+                for place, order, tensor in zip(moved.places, moved.orders, moved.tensors, strict=True)
             ]
             if self._optimizer.name == "sgd":
                 self._sgd(moved, slopes)
             else:
                 self._adam(moved, slopes, taken)
-
-    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a parameter, or its gradient, with its dimensions in the parameter's order of memory."""
-        return tensor.permute(self._orders[name]) if name in self._orders else tensor
 
     def _sgd(self, moved: _Moved, slopes: list[Tensor]) -> None:
         sgd(
@@ -193,8 +220,14 @@ class Updater:
         )
 
 
-def _order_in_memory(tensor: Tensor) -> list[int]:
-    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+def _order_in_memory(tensor: Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor as they stand in memory, None if that is the usual order."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return None if order == sorted(order) else order
+
+
+def _ordered(tensor: Tensor, order: list[int] | None) -> Tensor:
+    return tensor if order is None else tensor.permute(order)
 
 
 def _laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:
@@ -207,7 +240,7 @@ def _laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:
 def whole_set(data: Samples, client: int) -> Batch:
     """Return a client's training set as one batch, without augmentation."""
     index = data.train[client]
-    return Batch(data.x[index], data.y[index], torch.ones(len(index), dtype=data.x.dtype, device=index.device))
+    return Batch(*data.at(index), torch.ones(len(index), dtype=data.x.dtype, device=index.device))
 
 
 @dataclass(frozen=True)

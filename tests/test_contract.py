@@ -225,6 +225,19 @@ def test_a_model_asked_in_reply_is_in_evaluation_mode(engine: Any) -> None:
     assert asked == [True] * 3
 
 
+def test_cross_entropy_is_the_same_number_alone_and_among_others() -> None:
+    net = Net(plain_mlp, (6,), 4)
+    params = {name: tensor.requires_grad_() for name, tensor in net.init(0).items()}
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 6, generator=draw), torch.randint(4, (9,), generator=draw)
+    found = []
+    for asked in (net, net.bound(params)):
+        loss, _ = cross_entropy(asked, params, Batch(x, y, torch.ones(9)))
+        found.append([loss, *torch.autograd.grad(loss.mean(), list(params.values()))])
+    assert (net.alone, net.bound(params).alone) == (False, True)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def _images() -> Any:
     return blobs((6, 9, 12), shape=(1, 5, 5))
 

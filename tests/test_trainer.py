@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same_results, blobs, copied, flat, plain_mlp, same, small_mlp, watch
+from helpers import TwoParts, assert_same_results, blobs, copied, flat, plain_mlp, same, small_mlp, watch
+from torch import nn
 
 from fedbench import simulate
 from fedbench.methods.fedavg import FedAvg
@@ -16,7 +17,7 @@ from fedbench.methods.local import Local
 from fedbench.net import Net, Params
 from fedbench.samples import Samples, from_clients
 from fedbench.settings import MOST, Optimizer, Training
-from fedbench.trainer import Step, Updater, plan
+from fedbench.trainer import Step, Updater, client_masks, plan, step_masks
 
 # --- the optimiser
 
@@ -43,7 +44,7 @@ def follow(ours: Optimizer, theirs: Callable[[list[dict[str, Any]]], torch.optim
         for name, tensor in reference.items():
             tensor.grad = slopes[name].clone()
         optimizer.step()
-        updater.update(slopes, taken)
+        updater.update([slopes[name] for name in updater.names], taken)
         for name, tensor in reference.items():
             torch.testing.assert_close(params[name], tensor.detach(), rtol=0, atol=1e-14)
     assert all(not torch.equal(params[name], start[name]) for name in params)
@@ -85,10 +86,10 @@ def test_tensors_stacked_over_clients_take_the_step_of_each_alone() -> None:
         together = {name: torch.stack([a[name] for a in alone]) for name in alone[0]}
         updaters = [Updater(optimizer, params, list(params)) for params in (*alone, together)]
         for step in range(3):
-            slopes = [{n: torch.sin(t + step + number) for n, t in tensors().items()} for number in range(2)]
+            slopes = [[torch.sin(t + step + number) for t in tensors().values()] for number in range(2)]
             for updater, slope in zip(updaters[:2], slopes, strict=True):
                 updater.update(slope, step)
-            updaters[2].update({n: torch.stack([s[n] for s in slopes]) for n in together}, step)
+            updaters[2].update([torch.stack(pair) for pair in zip(*slopes, strict=True)], step)
         assert all(torch.equal(together[n][i], alone[i][n]) for n in together for i in range(2))
 
 
@@ -192,6 +193,22 @@ def test_every_step_has_dropout_masks_of_its_own() -> None:
     ]
     assert len(made) == 2 * 2 * (2 + 3 + 1)
     assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("entries", [1, 500, 1 << 22])
+def test_masks_are_those_of_each_step_however_many_are_drawn_at_once(
+    entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.trainer._MASK_ENTRIES", entries)
+    data = federation((10, 7))
+    net = Net(lambda _shape, _classes: TwoParts(nn.Dropout(0.5), nn.Linear(6, 4)), data.shape, 4)
+    plans = [plan(Local().phases(net, 2), data, Training(batch_size=4), 0, 1, client) for client in (0, 1)]
+    assert [len(steps) for steps in plans] == [6, 4]
+    together = list(step_masks(net, plans))
+    for client, steps in enumerate(plans):
+        for place, (step, (mask,)) in enumerate(zip(steps, client_masks(net, steps), strict=True)):
+            assert torch.equal(mask, net.masks(torch.tensor([step.key]), len(step.samples))[0][0])
+            assert torch.equal(mask, together[place][0][client, : len(step.samples)])
 
 
 def test_phases_follow_each_other_with_orders_of_their_own() -> None:

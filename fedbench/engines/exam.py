@@ -41,7 +41,7 @@ def trial(job: Job) -> int:
 
     def saved(count: int) -> int:
         samples = torch.zeros(1, count, dtype=torch.int64, device=data.x.device)
-        batch = Batch(data.x[samples], data.y[samples], torch.ones(1, count, dtype=net.dtype, device=net.device))
+        batch = Batch(*data.at(samples), torch.ones(1, count, dtype=net.dtype, device=net.device))
         return saved_bytes(lambda: _answers(job, lowering, params, down, batch, data.own[job.clients[:1]]))
 
     return max(1, saved(4) - saved(2))  # of two samples, without what is saved of the model
@@ -87,7 +87,7 @@ def _blocks(job: Job, index: Sequence[Tensor]) -> Iterator[tuple[slice, Batch]]:
     for first in range(0, len(index[0]), BLOCK):
         held = [samples[first : first + BLOCK] for samples in index if len(samples) > first]
         numbers, valid = padded(held, job.data.x.dtype)
-        yield slice(0, len(held)), Batch(job.data.x[numbers], job.data.y[numbers], valid)
+        yield slice(0, len(held)), Batch(*job.data.at(numbers), valid)
 
 
 def _joined(blocks: Sequence[Examples], row: int, size: int) -> Examples:

@@ -19,8 +19,8 @@ from fedbench.engines.lowering import Answer, Lowering
 from fedbench.evaluation import Examples
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
-from fedbench.samples import batch_inputs, padded
-from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, step_masks, whole_set
+from fedbench.samples import padded, training_batch
+from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, step_masks, weights, whole_set
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -292,16 +292,18 @@ def _take_step(
         if answer:
             net = net.knowing(params, batch.x, answer)
         goal = objective(method, net, params, batch, down)
-        return goal.mean, goal.parts, {} if goal.seen is None else {"seen": goal.seen}
+        return goal.total, goal.means, {} if goal.seen is None else {"seen": goal.seen}
 
     numbers = {name: tensor[rows] for name, tensor in chunk.numbers.items()}
-    mean, parts, seen = vmap(one)(trained, frozen, batch, down, masks, answer, numbers)
+    total, means, seen = vmap(one)(trained, frozen, batch, down, masks, answer, numbers)
     if trained:
-        slopes = torch.autograd.grad(mean.sum(), list(trained.values()), allow_unused=True, materialize_grads=True)
+        slopes = torch.autograd.grad(
+            total, list(trained.values()), weights(batch.valid), allow_unused=True, materialize_grads=True
+        )
         if chunk.lr is not None:  # momentum of scaled slopes is scaled momentum
             slopes = tuple(slope * chunk.lr[rows].view(-1, *(1 for _ in slope.shape[1:])) for slope in slopes)
-        updater.update(dict(zip(trained, slopes, strict=True)), taken, rows)
-    for name, values in {"loss": mean.detach(), **{f"loss/{n}": v for n, v in parts.items()}}.items():
+        updater.update(slopes, taken, rows)
+    for name, values in means.items():
         whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
         whole[rows] = values
     if seen:
@@ -323,12 +325,11 @@ def _padded(rows: list[_Row], steps: list[Step]) -> Batch:
     index, valid = padded([step.samples for step in steps], data.x.dtype)
     pools = {id(row.job.data): row.job.data for row in rows}
     if len(pools) == 1:
-        return Batch(batch_inputs(data, index, [step.key for step in steps]), data.y[index], valid)
+        return Batch(*training_batch(data, index, [step.key for step in steps]), valid)
     x, y = data.x.new_empty(*index.shape, *data.shape), torch.empty_like(index)
     for pool in pools.values():
         mine = [place for place, row in enumerate(rows) if row.job.data is pool]
-        x[mine] = batch_inputs(pool, index[mine], [steps[place].key for place in mine])
-        y[mine] = pool.y[index[mine]]
+        x[mine], y[mine] = training_batch(pool, index[mine], [steps[place].key for place in mine])
     return Batch(x, y, valid)
 
 
