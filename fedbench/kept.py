@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedbench import evaluation
-from fedbench.method import Message, Method, Rows, stack, tree_map
+from fedbench.method import Message, Method, Rows
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
 from fedbench.wire import Wire
@@ -66,8 +66,7 @@ class Last:
         for client, params in self._params.items():
             net, index = self._nets[client], data.test[client]
             wire = Wire(data.clients, frozenset(net.buffers))
-            sent = wire.carry("evaluation", [client], stack([self._method.send(self._server, client)]))
-            down = tree_map(lambda tensor: tensor[0], sent)
+            down = wire.carry_one("evaluation", client, self._method.send(self._server, client))
             given = evaluation.answers(self._method, net, params, down, data, index, data.own[client])
             np.add.at(table[client], (data.y[index].cpu().numpy(), given), 1)  # -1, no class, is the last column
         return table
@@ -94,7 +93,7 @@ class Last:
     def _embedded(self, client: int) -> NDArray[np.generic]:
         net = self._nets[client]
         with torch.no_grad():
-            parts = torch.split(self._data.x[self._data.test[client]], evaluation.BLOCK)
+            parts = torch.split(self._data.at(self._data.test[client])[0], evaluation.BLOCK)
             rows: NDArray[np.generic] = torch.cat([net(self._params[client], x)[0] for x in parts]).cpu().numpy()
         return rows
 

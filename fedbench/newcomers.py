@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedbench import evaluation, keys
 from fedbench.engines import Engine, Job, Model
 from fedbench.errors import InputError
-from fedbench.method import Message, stack, tree_map
+from fedbench.method import Message, stack
 from fedbench.wire import Wire
 
 Table = dict[str, NDArray[Any]]
@@ -71,7 +71,7 @@ def _download(job: Job, server: Message, place: int, wire: Wire) -> Message:
     """Return what a newcomer keeps of all that it is offered: that with the lowest loss on its training samples."""
     client = job.clients[place]
     offers = job.method.offers(server, client)
-    received = [tree_map(lambda tensor: tensor[0], wire.carry("down", [client], stack([offer]))) for offer in offers]
+    received = [wire.carry_one("down", client, offer) for offer in offers]
     if len(received) == 1:
         return received[0]
     losses = []

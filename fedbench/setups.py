@@ -13,7 +13,7 @@ from fedbench.engines import Engine, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
 from fedbench.evaluation import FloatTable
-from fedbench.method import Message, Method, Rows, stack, tree_map
+from fedbench.method import Message, Method, Rows
 from fedbench.net import ModelFactory, Net, Params
 from fedbench.newcomers import NOBODY, Newcomers
 from fedbench.samples import Samples
@@ -162,8 +162,7 @@ def _begun_with(method: Method, net: Net, clients: int) -> tuple[Params, Message
 
 def _said(method: Method, net: Net, initial: Params, server: Message, data: Samples, clients: int) -> FloatTable:
     """Return the metrics of three clients who all have the first sample of `data`, before round 1."""
-    sent = Wire(clients, frozenset(net.buffers)).carry("evaluation", [0], stack([method.send(server, 0)]))
-    down = tree_map(lambda tensor: tensor[0], sent)
+    down = Wire(clients, frozenset(net.buffers)).carry_one("evaluation", 0, method.send(server, 0))
     params = method.start(net, method.init_client(net, initial), down)
     # Several times, so that shapes tell: neither once nor as often as there are classes.
     index = torch.zeros(3 if data.classes == 2 else 2, dtype=torch.int64, device=data.x.device)

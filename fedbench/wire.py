@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.method import Message, Rows
+from fedbench.method import Message, Rows, stack, tree_map
 
 Direction = Literal["up", "down", "evaluation"]
 DIRECTIONS: tuple[Direction, ...] = ("up", "down", "evaluation")
@@ -62,6 +63,10 @@ class Wire:
                     sender = clients[finite.index(False)]
                     raise Diverged(f"client {sender} sent '{name}' with values that are not finite")
         return received
+
+    def carry_one(self, direction: Direction, client: int, message: Message) -> dict[str, Tensor | Rows]:
+        """Return one client's message, which is not stacked, as `carry` does."""
+        return tree_map(itemgetter(0), self.carry(direction, [client], stack([message])))
 
     def take(self) -> dict[str, NDArray[np.int64]]:
         """Return the counts since the last call, (clients,) each under names such as "up/scalars", and start afresh."""
