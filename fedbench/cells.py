@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 from fedbench import options, plugins, space
 from fedbench.config import Suite, read_value
 from fedbench.errors import InputError, unknown
-from fedbench.settings import Training
+from fedbench.settings import LACKS, Training
 from fedbench.space import Tune
 from fedbench.words import text
 
@@ -464,8 +464,11 @@ class _Maker:
     def check_tuned(self, part: Mapping[str, Any], where: str) -> None:
         """Raise InputError if `tune.params` names something that no row of the experiment has."""
         for name in (part.get("tune") or {}).get("params", {}):
-            if name not in self.found:
-                raise InputError(f"{where}: tune.params: {unknown('setting', name, self.tunable)}")
+            if name in self.found:
+                continue
+            if name.rpartition(".")[2] in itertools.chain(*LACKS.values()):
+                raise InputError(f"{where}: tune.params.{name}: is a setting that no row's optimiser has; leave it out")
+            raise InputError(f"{where}: tune.params: {unknown('setting', name, self.tunable)}")
 
     def _plugin(self, kind: plugins.Kind, spec: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         cls = plugins.load(kind, spec, self.suite.base, where)

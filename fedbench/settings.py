@@ -18,7 +18,8 @@ Count = Annotated[int, Ge(1), Le(MOST)]
 """How many of something there are."""
 
 OptimizerName = Literal["sgd", "adam"]
-_OF_SGD = ("momentum", "nesterov")
+LACKS: Mapping[str, tuple[str, ...]] = {"sgd": (), "adam": ("momentum", "nesterov")}
+"""The settings that each optimiser does not have."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Optimizer:
 
 def check_optimizer(name: str, given: Mapping[str, Any], where: str) -> None:
     """Raise InputError, beginning with `where`, for a setting that was given and that the optimiser does not have."""
-    for setting in _OF_SGD:
-        if name == "adam" and setting in given:
+    for setting in LACKS[name]:
+        if setting in given:
             value = str(given[setting]).lower()
-            raise InputError(f"{where}.{setting}: {value} is for sgd, adam has none; leave it out, or take name: sgd")
+            raise InputError(f"{where}.{setting}: {value} is for sgd, {name} has none; leave it out, or take name: sgd")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedbench import options
 from fedbench.errors import InputError, unknown
-from fedbench.settings import Count, Training
+from fedbench.settings import LACKS, Count, Training
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "quartile")
@@ -176,7 +176,7 @@ def find(name: str, row: Mapping[str, Any]) -> str | None:
     """Return the place that a name in `params` means in a row: a hyperparameter, or else a setting of the training."""
     if name in row["method"]["options"]:
         return f"method.{name}"
-    settings = list(_leaves(row["training"], "training"))
+    settings = _settings(row)
     if (full := f"training.{name.removeprefix('training.')}") in settings:
         return full
     meant = [place for place in settings if place.endswith(f".{name}")]
@@ -185,7 +185,13 @@ def find(name: str, row: Mapping[str, Any]) -> str | None:
 
 def names(row: Mapping[str, Any]) -> list[str]:
     """Return everything that `params` may name in a row."""
-    return [*row["method"]["options"], *map(short, _leaves(row["training"], "training")), "lr"]
+    return [*row["method"]["options"], *map(short, _settings(row)), "lr"]
+
+
+def _settings(row: Mapping[str, Any]) -> list[str]:
+    """Return the places of the training's settings, but not of those that the row's optimiser does not have."""
+    lacking = {f"training.optimizer.{name}" for name in LACKS[row["training"]["optimizer"]["name"]]}
+    return [place for place in _leaves(row["training"], "training") if place not in lacking]
 
 
 class _Setting:

@@ -129,6 +129,9 @@ def test_marks_and_the_learning_rate_are_searched_and_the_suite_narrows_or_fixes
         "training.optimizer.lr": {"low": 1e-4, "high": 0.1, "log": True},
         "method.head_epochs": {"values": [1, 5, 10]},
     }
+    momentum = Tune(params={"momentum": {"low": 0.1, "high": 0.9}, "optimizer.nesterov": [False, True]})
+    assert len(space.span(momentum, FedRep, row(FedRep), (), "")[1]) == 4
+    assert space.span(momentum, FedRep, row(FedRep, optimizer={"name": "adam"}), (), "")[1] == adam  # which has none
     params: dict[str, Any] = {
         "lam": {"low": 0.5, "high": 2},  # on the mark's scale
         "lr": [0.1, 0.01],
@@ -185,6 +188,17 @@ def test_bad_input_is_one_line(tunable: Tiny, said: dict[str, Any], message: str
         tunable.cells()
     assert "\n" not in str(caught.value)
     assert str(tunable.file) in str(caught.value)
+
+
+def test_a_setting_that_the_optimiser_does_not_have_is_not_searched(tunable: Tiny) -> None:
+    adam = {"optimizer": {"name": "adam"}}
+    rows = {"fedavg": {"training": adam}, "fedproto": {}}
+    tunable.change(methods=rows, tune={"params": {"momentum": [0.1, 0.9]}})
+    found = {cell.label for cell in tunable.cells() if "training.optimizer.momentum" in cell.recipe["tuning"]["space"]}
+    assert found == {"fedproto"}
+    tunable.change(training=adam, tune={"params": {"optimizer.momentum": [0.1, 0.9]}})
+    with pytest.raises(InputError, match="is a setting that no row's optimiser has"):
+        tunable.cells()
 
 
 def test_what_a_grid_varies_is_not_searched(tunable: Tiny) -> None:
