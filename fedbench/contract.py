@@ -56,10 +56,15 @@ def check_loss(method: Method, loss: object, samples: int) -> None:
 
 
 def check_phases(method: Method, phases: Sequence[Phase], parts: Collection[str]) -> None:
-    """Raise `InputError` if the loss of a phase would have the name of a part of the loss; one phase alone has none."""
+    """Raise `InputError` if the loss of a phase would have the name of another or of a part of the loss.
+
+    One phase alone has no loss of its own.
+    """
     where = f"{type(method).__name__}.phases"
-    for phase in phases if len(phases) > 1 else ():
+    for number, phase in enumerate(phases) if len(phases) > 1 else ():
         _check_name(where, "phase", phase.name)
+        if phase.name in [earlier.name for earlier in phases[:number]]:
+            raise InputError(f"{where} names two phases '{phase.name}'; want a name for each")
         if phase.name in parts:
             raise InputError(f"{where} names a phase '{phase.name}', as loss does one of its parts; want another name")
 

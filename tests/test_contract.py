@@ -41,7 +41,8 @@ class Gives(Plain):
         return given
 
     def phases(self, net: Net, epochs: int) -> Sequence[Phase]:
-        return [Phase("first", 1), Phase("part", 1)] if self.what == "phase" else super().phases(net, epochs)
+        names = {"phase": ["first", "part"], "twins": ["first", "second", "first"]}.get(self.what)
+        return [Phase(name, 1) for name in names] if names else super().phases(net, epochs)
 
     def summaries(self, examples: Sequence[Any]) -> dict[str, list[float]]:
         made: Gift = SUMMARIES.get(self.what, lambda count: {})
@@ -102,6 +103,7 @@ REFUSED = {
     "float part": "loss gives a float as the part 'part'",
     "slash part": "loss names a part 'a/b'",
     "phase": "phases names a phase 'part', as loss does one of its parts",
+    "twins": "phases names two phases 'first'; want a name for each",
     "list": "summaries gives a list; want a dict of lists by name",
     "one value": "summaries gives values of shape (1,) under 'foo' for 3 clients; want one for each",
     "words": "summaries gives a list under 'foo'; want a number for each client",
