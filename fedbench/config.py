@@ -284,7 +284,13 @@ class Suite(_Part):
         if not experiments:
             yield self.place, _lay({}, top)
         for number, over in enumerate(experiments or []):
-            yield f"{self.place}: experiments.{number}", _lay(_lay({}, top), over)
+            where = f"{self.place}: experiments.{number}"
+            laid = _lay(_lay({}, top), over)
+            _refuse_hidden(over, laid, where)
+            rows = over.get("methods", {})
+            for label, row in rows.items() if isinstance(rows, dict) else ():
+                _refuse_hidden(row, laid["methods"][label], f"{where}.methods.{label}")
+            yield where, laid
 
 
 def load(suite: str | Path) -> Suite:
@@ -473,6 +479,13 @@ def _lay(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     else:
         merged["methods"] = rows | {label: _lay_row(label, rows.get(label, {}), row) for label, row in said.items()}
     return merged
+
+
+def _refuse_hidden(said: Mapping[str, Any], laid: Mapping[str, Any], where: str) -> None:
+    """Raise InputError for a value that an experiment says and that, laid over the suite, is varied by its grid."""
+    for path in laid.get("grid", {}):
+        if path not in said.get("grid", {}) and _has(said, path.split(".")):
+            raise InputError(f"{where}.{path}: is varied by the suite's grid; want grid: {{{path}: [...]}} here")
 
 
 def _lay_row(label: str, under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ methods:
   fedprox: {training: {rounds: 20}, grid: {mu: [0.1, 1], training.epochs: [1, 2]}}
   fedproto-0.1: {method: fedproto, lam: 0.1}
 experiments:
-  - {partition: {n: 5}, training: {optimizer: {lr: 1}}, methods: {fedprox: {mu: 2}}}
+  - {partition: {k: 50}, training: {rounds: 12}, methods: {fedprox: {weights: size}}}
   - {partition: {name: iid}, methods: [local, fedavg]}
 """
 
@@ -58,10 +58,10 @@ def test_a_list_of_methods_is_rows_with_nothing_to_say(load: Callable[[str], con
 
 def test_experiments_are_laid_over_the_suite(load: Callable[[str], config.Suite]) -> None:
     first, second = parts(load(SUITE))
-    assert first["partition"] == {"name": "nway_kshot", "n": 5, "k": 20}
-    assert first["training"] == {"rounds": 10, "optimizer": {"lr": 1, "momentum": 0.9}}
+    assert first["partition"] == {"name": "nway_kshot", "n": 3, "k": 50}
+    assert first["training"] == {"rounds": 12, "optimizer": {"lr": 0.01, "momentum": 0.9}}
     assert list(first["methods"]) == ["local", "fedprox", "fedproto-0.1"]
-    assert first["methods"]["fedprox"]["mu"] == 2
+    assert first["methods"]["fedprox"]["weights"] == "size"
     assert first["methods"]["fedprox"]["training"] == {"rounds": 20}
     # another name starts afresh, a list of methods chooses rows
     assert second["partition"] == {"name": "iid"}
@@ -263,6 +263,42 @@ def test_a_row_may_have_an_optimizer_without_the_settings_of_the_suites(load: Ca
     assert only["methods"]["local"]["training"]["optimizer"] == {"name": "adam"}
 
 
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("training: {epochs: 5}", "experiments.0.training.epochs"),
+        ("partition: {n: 3}", "experiments.0.partition.n"),
+        ("methods: {fedprox: {mu: 3}}", "experiments.0.methods.fedprox.mu"),
+    ],
+)
+def test_an_experiment_cannot_say_what_the_suites_grid_varies(
+    said: str, place: str, load: Callable[[str], config.Suite]
+) -> None:
+    suite = (
+        "partition: nway_kshot\ngrid: {training.epochs: [1, 2], partition.n: [2]}\n"
+        "methods: {fedprox: {grid: {mu: [0.1, 1]}}}\nexperiments: "
+    )
+    with pytest.raises(InputError) as caught:
+        parts(load(f"{suite}[{{{said}}}]"))
+    path = place.removeprefix("experiments.0.").removeprefix("methods.fedprox.")
+    assert str(caught.value).endswith(
+        f"s.yaml: {place}: is varied by the suite's grid; want grid: {{{path}: [...]}} here"
+    )
+    here = "grid: {training.epochs: [5], partition.n: [3]}, methods: {fedprox: {grid: {mu: [3]}}}"
+    (only,) = parts(load(f"{suite}[{{{here}}}]"))
+    assert only["grid"] == {"training.epochs": [5], "partition.n": [3]}
+    assert only["methods"]["fedprox"]["grid"] == {"mu": [3]}
+
+
+def test_an_experiment_varies_what_the_suite_fixes(load: Callable[[str], config.Suite]) -> None:
+    suite = "training: {epochs: 5}\nmethods: {fedprox: {mu: 1}}\nexperiments: "
+    (only,) = parts(
+        load(f"{suite}[{{grid: {{training.epochs: [1, 2]}}, methods: {{fedprox: {{grid: {{mu: [3]}}}}}}}}]")
+    )
+    assert only["grid"] == {"training.epochs": [1, 2]}
+    assert only["methods"]["fedprox"] == {"mu": 1, "grid": {"mu": [3]}}
+
+
 def test_options_and_whole_choices_are_set_everywhere(load: Callable[[str], config.Suite]) -> None:
     first, second = parts(config.override(load(SUITE), ["partition.n=7", "dataset={name: arrays, path: a.npz}"]))
     assert first["partition"]["n"] == 7
@@ -280,7 +316,12 @@ def test_hyperparameters_and_grids_are_set(load: Callable[[str], config.Suite]) 
     suite = config.override(load(SUITE), sets, seeds="7,8, 9")
     assert (suite.name, suite.metric, suite.seeds) == ("other", "test/x", [7, 8, 9])
     first, second = parts(suite)
-    assert first["methods"]["fedprox"] == {"mu": 3, "training": {"rounds": 20}, "grid": {"training.epochs": [1, 2]}}
+    assert first["methods"]["fedprox"] == {
+        "mu": 3,
+        "weights": "size",
+        "training": {"rounds": 20},
+        "grid": {"training.epochs": [1, 2]},
+    }
     assert first["methods"]["fedproto-0.1"]["lam"] == 4
     assert first["grid"]["partition.n"] == second["grid"]["partition.n"] == [2]
     assert set(second["methods"]) == {"local", "fedavg"}
