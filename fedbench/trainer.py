@@ -118,7 +118,7 @@ def objective(method: Method, net: Net, params: Params, batch: Batch, down: Mess
     return Objective(loss.total, means, None if loss.seen is None else loss.seen.detach())
 
 
-def weights(valid: Tensor) -> Tensor:
+def example_weights(valid: Tensor) -> Tensor:
     """Return the weights (..., B) with which the examples of a batch make its mean loss, given `valid` (..., B)."""
     return valid / valid.sum(-1, keepdim=True)
 

@@ -17,10 +17,10 @@ from fedbench.trainer import (
     Work,
     begin,
     client_masks,
+    example_weights,
     mean_losses,
     objective,
     plan,
-    weights,
     whole_set,
 )
 
@@ -59,7 +59,7 @@ def _train_client(job: Job, place: int, number: int) -> tuple[Params, Params, Me
     steps = plan(job.phases, job.data, job.training, job.seed, job.round_number, number)
     masks = client_masks(job.net, steps)
     ones = {size: job.data.x.new_ones(size) for size in {len(step.samples) for step in steps}}
-    client = _Client(job, params, down, {}, {size: (valid, weights(valid)) for size, valid in ones.items()})
+    client = _Client(job, params, down, {}, {size: (valid, example_weights(valid)) for size, valid in ones.items()})
     memory: dict[str, Tensor] = {}
     for stage, phase in enumerate(job.phases):
         updater = Updater(job.training.optimizer, params, [name for name in job.net.parameters if phase.trains(name)])

@@ -20,7 +20,7 @@ from fedbench.evaluation import Examples
 from fedbench.method import Batch, Message, parameters, stack, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import padded, training_batch
-from fedbench.trainer import Step, Updater, Work, mean_losses, objective, plan, step_masks, weights, whole_set
+from fedbench.trainer import Step, Updater, Work, example_weights, mean_losses, objective, plan, step_masks, whole_set
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -298,7 +298,7 @@ def _take_step(
     total, means, seen = vmap(one)(trained, frozen, batch, down, masks, answer, numbers)
     if trained:
         slopes = torch.autograd.grad(
-            total, list(trained.values()), weights(batch.valid), allow_unused=True, materialize_grads=True
+            total, list(trained.values()), example_weights(batch.valid), allow_unused=True, materialize_grads=True
         )
         if chunk.lr is not None:  # momentum of scaled slopes is scaled momentum
             slopes = tuple(slope * chunk.lr[rows].view(-1, *(1 for _ in slope.shape[1:])) for slope in slopes)
