@@ -129,9 +129,10 @@ def from_arrays(arrays: Arrays, partition: Partition, dtype: torch.dtype, device
 def first(arrays: Arrays, dtype: torch.dtype, device: torch.device) -> Samples:
     """Return the first training sample of a data set, as one client's."""
     mean, std = (torch.tensor(v, dtype=dtype) for v in (arrays.mean, arrays.std))
-    x = _normalised(torch.from_numpy(arrays.x_train[:1]), mean, std, dtype).to(device)
+    # Copies, since torch warns of memory that it may not write to, which is that of a mapped file.
+    x = _normalised(torch.from_numpy(arrays.x_train[:1].copy()), mean, std, dtype).to(device)
     nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    y = torch.from_numpy(arrays.y_train[:1]).to(device)
+    y = torch.from_numpy(arrays.y_train[:1].copy()).to(device)
     return _pooled(x, y, arrays.classes, [torch.zeros_like(y)], [nothing], [nothing])
 
 

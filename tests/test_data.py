@@ -8,14 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from fedbench import data
+from fedbench import data, samples
 from fedbench.data import About, Arrays, DataSource
 from fedbench.datasets.arrays import ArrayFile
 from fedbench.datasets.mnist_mini import MnistMini
 from fedbench.errors import InputError
 from fedbench.options import make
+from fedbench.partition import draw
+from fedbench.partitioners.iid import Iid
 
 GOLDEN = Path(__file__).parent / "golden"
 MAKER = Path(__file__).parents[1] / "datasets" / "make_mnist_mini.py"
@@ -35,6 +38,21 @@ def small(**changes: Any) -> Arrays:
 def save(path: Path, **arrays: NDArray[Any]) -> Path:
     np.savez(path, allow_pickle=True, **arrays)
     return path
+
+
+def test_samples_are_made_of_mapped_arrays_without_a_warning() -> None:
+    arrays = small()
+    for values in (arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test):
+        values.setflags(write=False)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # warnings are errors here, but torch warns but once
+    try:
+        one = samples.first(arrays, torch.float32, torch.device("cpu"))
+        whole = samples.from_arrays(arrays, draw(Iid(clients=2), arrays, 0), torch.float32, torch.device("cpu"))
+    finally:
+        torch.set_warn_always(before)
+    assert one.x.tolist() == [[0, 1, 2, 3]]
+    assert sorted(whole.x[:, 0].tolist()) == [0, 1, 1, 1, 4, 8, 12, 16, 20]
 
 
 def test_mnist_mini_is_balanced_real_mnist() -> None:
