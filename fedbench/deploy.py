@@ -27,6 +27,7 @@ from fedbench.data import read_npz
 from fedbench.errors import InputError
 from fedbench.federation import Outcome
 from fedbench.setups import Setup
+from fedbench.threads import thread_limit
 from fedbench.wire import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -185,14 +186,8 @@ def _failed(parties: Sequence[Path], running: Sequence[subprocess.Popen[bytes]])
 
 def simulate(cell: Cell, arrays: "Arrays", partition: "Partition", base: Path) -> Outcome:
     """Return what the simulation comes to, computed as the parties compute."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
+    with thread_limit(THREADS):
         return cells.run_cell(cell, arrays, partition, engine="loop", threads=THREADS, base=base)
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- what it came to

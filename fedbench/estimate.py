@@ -18,6 +18,7 @@ from fedbench.net import Net
 from fedbench.options import make
 from fedbench.partition import Partition
 from fedbench.settings import Training
+from fedbench.threads import thread_limit
 from fedbench.trainer import batches
 from fedbench.words import counted
 
@@ -161,12 +162,8 @@ def _measure(cell: Cell, arrays: Arrays, partition: Partition, setting: Setting)
     def note(done: int, total: int) -> None:
         times.append(time.perf_counter())
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(setting.threads)
-    try:
+    with thread_limit(setting.threads):
         outcome = run_cell(short, arrays, few, device=setting.device, base=setting.base, on_round=note)
-    finally:
-        torch.set_num_threads(threads)
     if len(times) < 3:  # diverged
         return _Pace(math.nan, math.nan, math.nan)
     trained = float(outcome.work["seconds"][1].sum())

@@ -34,6 +34,7 @@ from fedbench.cells import Cell
 from fedbench.errors import InputError
 from fedbench.options import one_line
 from fedbench.store import CellError, Record
+from fedbench.threads import thread_limit
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -138,16 +139,11 @@ def own_process(setting: Setting) -> None:
 
 def inline(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
     """Run the jobs one after the other in this process."""
-    import torch
-
-    before = torch.get_num_threads()
-    own_process(setting)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
-    try:
+    with thread_limit(setting.threads):
+        own_process(setting)
         while waiting:
             yield attempt(waiting.popleft(), setting, on_round, judge)
-    finally:
-        torch.set_num_threads(before)
 
 
 def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Judge = mild) -> Results:
@@ -160,10 +156,9 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
     from fedbench.engines.choice import Chosen
     from fedbench.engines.together import play_together
 
-    before = torch.get_num_threads()
-    own_process(setting)
     waiting = jobs if isinstance(jobs, deque) else deque(jobs)
-    try:
+    with thread_limit(setting.threads):
+        own_process(setting)
         while waiting:
             first = waiting.popleft()
             kind = cells.kind(first.cell)
@@ -179,8 +174,6 @@ def together(jobs: Sequence[Job], setting: Setting, on_round: OnRound, judge: Ju
                 return attempt(job, alone, on_round, judge, engine)
 
             yield from play_together([partial(with_engine, job=job) for job in batch], chosen)
-    finally:
-        torch.set_num_threads(before)
 
 
 ATTEMPTS = 2
@@ -337,7 +330,6 @@ _LAST_LINES = 40
 
 
 def _work(pipe: "Connection[Any, Any]", said: "Connection[Any, Any]", setting: Setting) -> None:
-
     os.dup2(said.fileno(), 2)
     said.close()
     faulthandler.enable()

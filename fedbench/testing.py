@@ -44,6 +44,7 @@ from fedbench.options import make, one_line
 from fedbench.samples import ClientArrays, Samples, from_clients
 from fedbench.settings import Optimizer, Training
 from fedbench.setups import Group, Setup, make_net, make_setup
+from fedbench.threads import thread_limit
 from fedbench.wire import Wire, pack, payload
 
 __all__ = ["CHECKS", "Broken", "Check", "Verdict", "verdicts"]
@@ -67,11 +68,10 @@ class Check:
 
     def __call__(self, method: Method | type[Method]) -> str:  # noqa: D102
         cls = method if isinstance(method, type) else type(method)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # on clients this small, threads only wait for each other
         try:
             made = make(cls, {}, cls.__name__) if isinstance(method, type) else method
-            return self.function(made) or ""
+            with thread_limit(1):  # on clients this small, several only wait for each other
+                return self.function(made) or ""
         except Broken:
             raise
         except InputError as error:
@@ -79,8 +79,6 @@ class Check:
         except Exception as error:
             hint = "; make tensors with dtype=net.dtype" if "dtype" in str(error) else ""
             raise Broken(f"{one_line(error)}{_place(error, cls)}{hint}") from error
-        finally:
-            torch.set_num_threads(threads)
 
     def __str__(self) -> str:
         return self.name
