@@ -30,7 +30,7 @@ from fedbench.samples import ClientArrays
 from fedbench.settings import Training
 from fedbench.setups import Setup, make_setup, no_probe, no_watch
 from fedbench.trainer import Work
-from fedbench.wire import Diverged, Wire
+from fedbench.wire import Direction, Diverged, Wire
 
 __all__ = ["ClientArrays", "Outcome", "run", "simulate"]
 
@@ -254,13 +254,10 @@ def _welcome(setup: Setup, state: State) -> dict[str, NDArray[Any]]:
     """Return what the newcomers come to after the last round."""
     wire = Wire(setup.data.clients, setup.buffers)
     tables = []
-    for group, kept in zip(setup.groups, state.kept, strict=True):
-        rows = [row for row, client in enumerate(group.clients) if client in setup.newcomers.clients]
-        if rows:
-            clients = [group.clients[row] for row in rows]
-            about = (setup.method, group.net, setup.data, setup.training, setup.seed, state.round_number + 1)
-            job = Job(*about, clients, rows, kept, {}, no_probe)
-            tables.append((clients, welcome(job, state.server, setup.engine, setup.newcomers.epochs, wire)))
+    for place in range(len(setup.groups)):
+        job = _job(replace(setup, probe=no_probe), state, place, set(setup.newcomers.clients))
+        if job.clients:
+            tables.append((job.clients, welcome(job, state.server, setup.engine, setup.newcomers.epochs, wire)))
     return joined(tables, setup.newcomers, wire.take())
 
 
@@ -338,30 +335,30 @@ def play_round(setup: Setup, state: State, wire: Wire) -> tuple[State, Record]:
     uploads: list[Message] = []
     work: dict[int, Work] = {}
     for place in range(len(setup.groups)):
-        job = _job(setup, state, wire, place, set(chosen))
+        job = _job(setup, state, place, set(chosen))
         if job.clients:
-            kept[place], sent, done = _train(setup, job, local)
+            kept[place], sent, done = _train(setup, _with_downloads(job, state.server, wire, "down"), local)
             uploads.append(wire.carry("up", job.clients, sent))
             work |= done
-        del job  # before the merge: the downloads may be large
     check_losses({client: done.losses for client, done in work.items()})
     server = merge(setup, state.server, uploads, chosen)
     state = State(number, server, kept)
     return state, _record(setup, state, wire, work, local, began)
 
 
-def _job(
-    setup: Setup, state: State, wire: Wire, place: int, chosen: Set[int], what: Literal["down", "evaluation"] = "down"
-) -> Job:
-    """Return what there is to do for those of a group's clients that are chosen, after a download to each."""
+def _job(setup: Setup, state: State, place: int, chosen: Set[int]) -> Job:
+    """Return the job of those of a group's clients that are chosen, to whom nothing has been sent yet."""
     group = setup.groups[place]
     rows = [row for row, client in enumerate(group.clients) if client in chosen]
     clients = [group.clients[row] for row in rows]
-    down: Message = {}
-    if clients:
-        down = wire.carry(what, clients, stack([setup.method.send(state.server, client) for client in clients]))
     about = (setup.method, group.net, setup.data, setup.training, setup.seed, state.round_number + 1)
-    return Job(*about, clients, rows, state.kept[place], down, setup.probe)
+    return Job(*about, clients, rows, state.kept[place], {}, setup.probe)
+
+
+def _with_downloads(job: Job, server: Message, wire: Wire, direction: Direction) -> Job:
+    """Return the job after a download to each of its clients, of whom there is one at least."""
+    sent = stack([job.method.send(server, client) for client in job.clients])
+    return replace(job, down=wire.carry(direction, job.clients, sent))
 
 
 def _train(setup: Setup, job: Job, local: "_LocalExaminer | None") -> tuple[Params, Message, dict[int, Work]]:
@@ -492,7 +489,7 @@ def evaluate(setup: Setup, state: State, wire: Wire) -> FloatTable:
     splits = {"test": setup.data.test, "validation": setup.data.validation}
     examples: dict[str, list[evaluation.Examples]] = {name: [{} for _ in range(setup.data.clients)] for name in splits}
     for place, some in _examined(setup):
-        job = _job(setup, state, wire, place, some, "evaluation")
+        job = _with_downloads(_job(setup, state, place, some), state.server, wire, "evaluation")
         for row, client in enumerate(job.clients):
             setup.probe("evaluated", client, job.start(row))
         for name, split in splits.items():
