@@ -181,9 +181,9 @@ def _sent(
     """Return what the server sends to each client, packed once it has passed the wire."""
     packed = {}
     for client in clients:
-        message = wire.carry(direction, [client], stack([setup.method.send(server, client)]))
+        message = wire.carry_one(direction, client, setup.method.send(server, client))
         notes.message(direction, [client], message)
-        packed[client] = pack(tree_map(itemgetter(0), message))
+        packed[client] = pack(message)
     return packed
 
 
