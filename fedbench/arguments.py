@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbench.engines import Engine
+from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError, unknown
 from fedbench.method import Method
 from fedbench.net import ModelFactory, Params
 from fedbench.options import make
 from fedbench.settings import Optimizer, Training, check_optimizer
 
-ENGINES = ("auto", "loop", "vectorised")
+ENGINES = get_args(EngineName)
 
 
 def check_method(method: Method) -> None:
