@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from fedbench.cells import Scalar
-from fedbench.results import Arrivals, Costs, Result, Summary, arrivals, costs, summarise
+from fedbench.results import Arrivals, Costs, Numbers, Result, Summary, arrivals, costs, summarise
 from fedbench.words import text
 
 SEEDS = ("partition_seed", "seed")
@@ -48,21 +48,22 @@ class Member:
 
     def summarised(self, metric: str) -> Summary | None:
         """Return any metric's numbers, if the cell completed and measured it."""
-        numbers = self.result.numbers if self.result.status == "completed" else None
-        found = summarise(numbers, metric) if numbers else None
+        found = summarise(self._numbers, metric) if self._numbers else None
         return found if found and found.round else None
 
     @cached_property
     def arrivals(self) -> Arrivals | None:
         """What became of newcomers, if the cell completed and has some."""
-        numbers = self.result.numbers if self.result.status == "completed" else None
-        return arrivals(numbers, self.metric) if numbers and numbers.newcomers else None
+        return arrivals(self._numbers, self.metric) if self._numbers and self._numbers.newcomers else None
 
     @cached_property
     def costs(self) -> Costs | None:
         """What the cell took, if it completed."""
-        numbers = self.result.numbers if self.result.status == "completed" else None
-        return costs(numbers) if numbers else None
+        return costs(self._numbers) if self._numbers else None
+
+    @property
+    def _numbers(self) -> Numbers | None:
+        return self.result.numbers if self.result.status == "completed" else None
 
     @property
     def trouble(self) -> str:
