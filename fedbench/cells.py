@@ -362,15 +362,12 @@ class Checker:
 
     def check(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> None:
         """Raise InputError if a cell cannot be trained: a shape, an architecture mix, an option that does not fit."""
-        import torch
-
-        from fedbench import samples, setups
+        from fedbench import setups
 
         method = _build("methods", cell, cell.recipe["method"], self._base)
         training = options.make(Training, cell.recipe["training"], "training")
         try:
-            nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
-            data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
+            nets, data = self._nets_and_sample(cell, training, arrays)
             setups.check(method, nets, training, [len(rows) for rows in partition.train], data)
             newcomers_of(cell, partition)
         except InputError as error:
@@ -384,16 +381,13 @@ class Checker:
 
     def metrics(self, cell: Cell, arrays: "Arrays", partition: "Partition") -> set[str]:
         """Return the names of what a cell measures; nothing if its method fails, as the cell then will."""
-        import torch
-
-        from fedbench import samples, setups
+        from fedbench import setups
 
         splits = [split for split in ("test", "validation") if any(map(len, getattr(partition, split)))]
         try:
             method = _build("methods", cell, cell.recipe["method"], self._base)
             training = options.make(Training, cell.recipe["training"], "training")
-            nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
-            data = samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
+            nets, data = self._nets_and_sample(cell, training, arrays)
             names = setups.measured(method, nets, training, data, partition.clients, splits)
         except Exception:
             return set()
@@ -401,6 +395,15 @@ class Checker:
             "embeddings" in cell.recipe.get("keep", ()) and "test" in splits and len({net.width for net in nets}) == 1
         )
         return names | {"test/silhouette/class", "test/silhouette/client"} if kept else names
+
+    def _nets_and_sample(self, cell: Cell, training: Training, arrays: "Arrays") -> "tuple[list[Net], Samples]":
+        """Return a cell's models, and the first sample of its data."""
+        import torch
+
+        from fedbench import samples
+
+        nets = [self._net(cell, model, training, arrays) for model in cell.recipe["models"]]
+        return nets, samples.first(arrays, getattr(torch, training.dtype), nets[0].device)
 
     def _net(self, cell: Cell, model: Mapping[str, Any], training: Training, arrays: "Arrays") -> "Net":
         from fedbench import setups
