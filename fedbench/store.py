@@ -308,16 +308,16 @@ class Store:
         return place
 
     def _folder(self, key: str) -> Path:
-        return self.root / "cells" / key[:16]
+        return self.root / "cells" / key
 
     def _error(self, key: str) -> Path:
-        return self.root / "errors" / f"{key[:16]}.json"
+        return self.root / "errors" / f"{key}.json"
 
     def _study(self, cell: Cell) -> Path:
         return self.root / "studies" / f"{cell.study_key}.json"
 
     def _partition(self, cell: Cell) -> Path:
-        return self.root / "partitions" / cell.partition_key[:16]
+        return self.root / "partitions" / cell.partition_key
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
