@@ -22,8 +22,8 @@ def run(plan: Plan, to: Path | None) -> None:
     """Deploy a plan's one cell, and simulate it; exit code 1 if they differ, or bytes do not fit.
 
     The parties' folders are written into a new `to`, else beside the cells, which is there once all is played.
-    InputError for several cells, a tuned one, a folder that is there
-    already or that another process is at work on, or without Flower.
+    InputError for several cells, a tuned one, one with newcomers, a folder that is there already or that another
+    process is at work on, or without Flower.
     """
     from fedbench import apart, data, deploy, wire
     from fedbench import cells as cell
