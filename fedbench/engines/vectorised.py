@@ -17,10 +17,21 @@ from fedbench.engines import Engine, Job, Model, Part
 from fedbench.engines.exam import chunks, examine_together, saved_bytes
 from fedbench.engines.lowering import Answer, Lowering
 from fedbench.evaluation import Examples
-from fedbench.method import Batch, Message, parameters, stack, tree_map
+from fedbench.method import Batch, Message, Method, parameters, stack, tree_map
 from fedbench.net import Net, Params
 from fedbench.samples import padded, training_batch
-from fedbench.trainer import Step, Updater, Work, example_weights, mean_losses, objective, plan, step_masks, whole_set
+from fedbench.trainer import (
+    Objective,
+    Step,
+    Updater,
+    Work,
+    example_weights,
+    mean_losses,
+    objective,
+    plan,
+    step_masks,
+    whole_set,
+)
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -265,14 +276,27 @@ def _take_step(
     noted: dict[str, Tensor],
 ) -> None:
     """Take one step of some rows after `taken` others, in place, and note the losses (clients,)."""
-    job = chunk.job
     batch = _padded(chunk.rows[rows], steps)
-    masks = [mask[:, : batch.y.shape[1]] for mask in masks]
-    views = {name: tensor[rows] for name, tensor in chunk.params.items()}
-    trained = {name: views[name].detach().requires_grad_() for name in updater.names}
-    frozen = {name: tensor for name, tensor in views.items() if name not in trained}
-    down = tree_map(lambda tensor: tensor[rows], chunk.down)
+    trained = {name: chunk.params[name][rows].detach().requires_grad_() for name in updater.names}
+    goal = _objectives(chunk, rows, batch, [mask[:, : batch.y.shape[1]] for mask in masks], trained)
+    if trained:
+        slopes = torch.autograd.grad(
+            goal.total, list(trained.values()), example_weights(batch.valid), allow_unused=True, materialize_grads=True
+        )
+        if chunk.lr is not None:  # momentum of scaled slopes is scaled momentum
+            slopes = tuple(slope * chunk.lr[rows].view(-1, *(1 for _ in slope.shape[1:])) for slope in slopes)
+        updater.update(slopes, taken, rows)
+    for name, values in goal.means.items():
+        whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
+        whole[rows] = values
+    if goal.seen is not None:
+        _observe(chunk, rows, batch, goal.seen, memory)
 
+
+def _objectives(chunk: _Chunk, rows: slice, batch: Batch, masks: list[Tensor], trained: Params) -> Objective:
+    """Return the objectives of some rows, stacked; `trained` are their parameters that move."""
+    frozen = {name: tensor[rows] for name, tensor in chunk.params.items() if name not in trained}
+    down = tree_map(lambda tensor: tensor[rows], chunk.down)
     # Found for all clients at once, outside of vmap; any question but this, such as one about another model, goes
     # through vmap.
     answer = chunk.lowering.run({**frozen, **trained}, masks, batch.x) if chunk.lowering else ()
@@ -286,37 +310,32 @@ def _take_step(
         answer: Answer,
         numbers: dict[str, Tensor],
     ) -> Any:
-        method = replace(job.method, **numbers) if numbers else job.method  # type: ignore[type-var]
         params = {**frozen, **trained}
         net = chunk.net.training(masks)
         if answer:
             net = net.knowing(params, batch.x, answer)
-        goal = objective(method, net, params, batch, down)
-        return goal.total, goal.means, {} if goal.seen is None else {"seen": goal.seen}
+        goal = objective(_with_numbers(chunk.job.method, numbers), net, params, batch, down)
+        return goal.total, goal.means, {} if goal.seen is None else {"seen": goal.seen}  # vmap takes no None
 
     numbers = {name: tensor[rows] for name, tensor in chunk.numbers.items()}
     total, means, seen = vmap(one)(trained, frozen, batch, down, masks, answer, numbers)
-    if trained:
-        slopes = torch.autograd.grad(
-            total, list(trained.values()), example_weights(batch.valid), allow_unused=True, materialize_grads=True
-        )
-        if chunk.lr is not None:  # momentum of scaled slopes is scaled momentum
-            slopes = tuple(slope * chunk.lr[rows].view(-1, *(1 for _ in slope.shape[1:])) for slope in slopes)
-        updater.update(slopes, taken, rows)
-    for name, values in means.items():
-        whole = noted.setdefault(name, torch.zeros(len(chunk.plans), dtype=values.dtype, device=values.device))
-        whole[rows] = values
-    if seen:
+    return Objective(total, means, seen.get("seen"))
 
-        def watch(
-            memory: dict[str, Tensor], batch: Batch, seen: Tensor, numbers: dict[str, Tensor]
-        ) -> dict[str, Tensor]:
-            method = replace(job.method, **numbers) if numbers else job.method  # type: ignore[type-var]
-            return method.observe(memory, batch, seen)
 
-        observed = vmap(watch)({n: t[rows] for n, t in memory.items()}, batch, seen["seen"], numbers)
-        for name, tensor in observed.items():
-            memory[name][rows] = tensor
+def _observe(chunk: _Chunk, rows: slice, batch: Batch, seen: Tensor, memory: dict[str, Tensor]) -> None:
+    """Let the methods of some rows observe a batch; their memory (clients, ...) changes in place."""
+
+    def one(memory: dict[str, Tensor], batch: Batch, seen: Tensor, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return _with_numbers(chunk.job.method, numbers).observe(memory, batch, seen)
+
+    numbers = {name: tensor[rows] for name, tensor in chunk.numbers.items()}
+    for name, tensor in vmap(one)({n: t[rows] for n, t in memory.items()}, batch, seen, numbers).items():
+        memory[name][rows] = tensor
+
+
+def _with_numbers(method: Method, numbers: dict[str, Tensor]) -> Method:
+    """Return a method with the hyperparameters of one client's in which the chunk's differ."""
+    return replace(method, **numbers) if numbers else method  # type: ignore[type-var]  # methods are dataclasses
 
 
 def _padded(rows: list[_Row], steps: list[Step]) -> Batch:
