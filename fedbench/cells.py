@@ -235,7 +235,7 @@ def run_cell(
 
     if "trial" in cell.recipe:
         arrays = replace(arrays, x_test=arrays.x_test[:0], y_test=arrays.y_test[:0], client_test=None)
-    method, models, training = _parts(cell, base)
+    method, models, training = parts(cell, base)
     return federation.run(
         method,
         models,
@@ -267,12 +267,12 @@ def setup(cell: Cell, data: "Samples", base: Path | None = None) -> "Setup":
     """Return a cell's federation before its first round; `data` may be what one party has of the samples."""
     from fedbench import setups
 
-    method, models, training = _parts(cell, base)
+    method, models, training = parts(cell, base)
     return setups.make_setup(method, models, data, training, cell.recipe["seed"])
 
 
-def _parts(cell: Cell, base: Path | None) -> "tuple[Method, list[ModelFactory], Training]":
-    """Return a cell's method, models and training."""
+def parts(cell: Cell, base: Path | None) -> "tuple[Method, list[ModelFactory], Training]":
+    """Return a cell's method, models and training; InputError if a plugin's file is no longer what the recipe says."""
     method = _build("methods", cell, cell.recipe["method"], base)
     models = [_build("models", cell, model, base) for model in cell.recipe["models"]]
     return method, models, options.make(Training, cell.recipe["training"], "training")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedbench import plugins
-from fedbench.cells import Cell, draw_partition, run_cell
+from fedbench.cells import Cell, draw_partition, parts, run_cell
 from fedbench.data import Arrays
 from fedbench.executors import Setting, load_arrays
 from fedbench.method import Method
@@ -111,20 +111,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _key(cell: Cell, *parts: str) -> str:
-    recipe = {part: cell.recipe[part] for part in parts}
+def _key(cell: Cell, *names: str) -> str:
+    recipe = {name: cell.recipe[name] for name in names}
     if "training" in recipe:
         recipe["training"] = {name: recipe["training"][name] for name in ("batch_size", "optimizer", "dtype")}
     return json.dumps(recipe, sort_keys=True)
 
 
 def _nets(cell: Cell, arrays: Arrays, setting: Setting) -> list[Net]:
-    specs = [(cell.specs.get(model["name"], model["name"]), model["options"]) for model in cell.recipe["models"]]
-    located = [(spec, plugins.located("models", spec, options, setting.base, spec)[0]) for spec, options in specs]
-    return [
-        Net(plugins.build("models", spec, options, setting.base, spec), arrays.shape, arrays.classes)
-        for spec, options in located
-    ]
+    return [Net(model, arrays.shape, arrays.classes) for model in parts(cell, setting.base)[1]]
 
 
 def _parameters(net: Net) -> int:
