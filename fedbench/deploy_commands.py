@@ -25,8 +25,7 @@ def run(plan: Plan, to: Path | None) -> None:
     InputError for several cells, a tuned one, one with newcomers, a folder that is there already or that another
     process is at work on, or without Flower.
     """
-    from fedbench import apart, data, deploy, wire
-    from fedbench import cells as cell
+    from fedbench import apart, cells, data, deploy, wire
 
     if len(plan.titles) > 1:
         raise InputError(f"deploy: {counted(len(plan.cells), 'cell')}; say which one with --only and --seeds")
@@ -42,10 +41,10 @@ def run(plan: Plan, to: Path | None) -> None:
     folder = to or plan.store.root / "deployed" / one.key
     try:
         with deploy.aside(folder) as part:
-            arrays = data.load(cell.source(one, base), plan.data)
+            arrays = data.load(cells.source(one, base), plan.data)
             with within(plan.suite.place):
-                partition = cell.draw_partition(one, arrays, base)
-                cell.Checker(base).check(one, arrays, partition)
+                partition = cells.draw_partition(one, arrays, base)
+                cells.Checker(base).check(one, arrays, partition)
             parties = deploy.write_parties(one, arrays, partition, base, part)
             print(f"{one.label}: a server and {len(parties) - 1} clients, to {folder}", flush=True)
             played = deploy.run(parties)

@@ -29,8 +29,7 @@ def show(plan: Plan, to: Path | None) -> None:
     """
     from rich.console import Console
 
-    from fedbench import cells as cell
-    from fedbench import data
+    from fedbench import cells, data
     from fedbench.report import plots, terminal
     from fedbench.report.figures import partition_heat
 
@@ -42,9 +41,9 @@ def show(plan: Plan, to: Path | None) -> None:
     for key, title in titles.items():
         content = first[key].recipe["dataset"]["content"]
         if content not in arrays:
-            arrays = {content: data.load(cell.source(first[key], plan.suite.base), plan.data)}
+            arrays = {content: data.load(cells.source(first[key], plan.suite.base), plan.data)}
         with within(plan.suite.place):
-            partition = cell.draw_partition(first[key], arrays[content], plan.suite.base)
+            partition = cells.draw_partition(first[key], arrays[content], plan.suite.base)
         heat, said = partition_heat(partition.card)
         lines = [_summary(partition, arrays[content]), *_notes(partition.card)]
         console.print(terminal.render_table(_table(title, partition, arrays[content])))
