@@ -133,7 +133,8 @@ def silhouette(points: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArra
     centred = points - points.mean(axis=0)
     norms = (centred**2).sum(axis=1)
     values = []
-    for rows in _chunks(len(points)):
+    for start in range(0, len(points), _CHUNK):
+        rows = slice(start, start + _CHUNK)
         # Centred, so that little is lost where a square is the difference of larger ones.
         squares = norms[rows, None] + norms[None] - 2 * centred[rows] @ centred.T
         sums = np.sqrt(np.maximum(squares, 0)) @ members
@@ -146,7 +147,3 @@ def silhouette(points: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArra
         larger = np.maximum(np.maximum(within, nearest), np.finfo(np.float64).tiny)
         values.append(np.where(sizes[mine] > 1, (nearest - within) / larger, 0.0))
     return np.concatenate(values)
-
-
-def _chunks(length: int) -> Sequence[slice]:
-    return [slice(start, start + _CHUNK) for start in range(0, length, _CHUNK)]

@@ -264,7 +264,7 @@ class _Setting:
                 f"{self.metric} against scalars sent",
                 "What a row has reached by the time its clients have uploaded so many scalars, all together, on a "
                 f"logarithmic axis: further left and higher up is better. {self._cheapest(sending)} {self._band()}",
-                f"{alt} Uploaded by then: {_uploads(sending)}.",
+                f"{alt} Uploaded by then: {_ends({label: curve.sent for label, curve in sending.items()})}.",
                 Lines(
                     "scalars uploaded by all clients so far",
                     named(self.metric),
@@ -281,7 +281,7 @@ class _Setting:
             f"{self.metric} against client-steps",
             "The same against work: optimiser steps of all clients so far, so that methods which train longer in a "
             f"round gain nothing by it. {self._band()}",
-            f"{alt} Steps by then: {_work(self.curves)}.",
+            f"{alt} Steps by then: {_ends({label: curve.steps for label, curve in self.curves.items()})}.",
             Lines("client-steps so far", named(self.metric), tuple(lines), log=log),
         )
 
@@ -517,12 +517,8 @@ def _curve(row: Sequence[Member], metric: str) -> _Curve:
     )
 
 
-def _uploads(curves: Mapping[str, _Curve]) -> str:
-    return ", ".join(f"{label} {compact(float(curve.sent[-1]))}" for label, curve in curves.items())
-
-
-def _work(curves: Mapping[str, _Curve]) -> str:
-    return ", ".join(f"{label} {compact(float(curve.steps[-1]))}" for label, curve in curves.items())
+def _ends(columns: Mapping[str, NDArray[np.float64]]) -> str:
+    return ", ".join(f"{label} {compact(float(column[-1]))}" for label, column in columns.items())
 
 
 # --- the figures that a suite asks for

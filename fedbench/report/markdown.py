@@ -50,16 +50,9 @@ def _table(table: Table) -> str:
     lines = [[_escape(text) for text in line] for line in (table.head, *table.rows)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(table.head))]
     rule = ["-" * width if column < table.texts else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
-    padded = [[_pad(text, widths[i], i < table.texts) for i, text in enumerate(line)] for line in lines]
-    return "\n".join(_join(line) for line in (padded[0], rule, *padded[1:]))
-
-
-def _pad(text: str, width: int, left: bool) -> str:
-    return text.ljust(width) if left else text.rjust(width)
-
-
-def _join(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    sides = [str.ljust if column < table.texts else str.rjust for column in range(len(table.head))]
+    padded = [[pad(text, width) for pad, text, width in zip(sides, line, widths, strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:]))
 
 
 def _escape(text: str) -> str:
