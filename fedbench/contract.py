@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedbench.errors import InputError
 from fedbench.method import Loss, Method, Phase
+from fedbench.net import Net
 
 _NAME = re.compile(r"\w[\w.-]*")
 _PATH = re.compile(rf"{_NAME.pattern}(/{_NAME.pattern})*")
@@ -55,12 +56,47 @@ def check_loss(method: Method, loss: object, samples: int) -> None:
         _check_numbers(where, f"the part '{name}'", values, [(samples,), ()], what)
 
 
+def check_sent(method: Method, net: Net, message: object) -> None:
+    """Raise `InputError` if `send` gives no message, or one with what is to stay with each client."""
+    where = f"{type(method).__name__}.send"
+    if not isinstance(message, Mapping):
+        raise InputError(f"{where} gives {_what(message)}; want a dict of tensors and Rows")
+    for name in message:
+        if name in net.private:
+            raise InputError(
+                f"{where} gives '{name}', which is to stay with each client (training.batch_norm: local); leave out "
+                "what is in net.private"
+            )
+
+
+def check_start(method: Method, net: Net, params: object) -> None:
+    """Raise `InputError` unless `start` gave the complete model and nothing else."""
+    where = f"{type(method).__name__}.start"
+    if not isinstance(params, Mapping):
+        raise InputError(f"{where} gives {_what(params)}; want the model's tensors by their names")
+    for name in [*params, *net.shapes]:
+        if name not in net.shapes:
+            raise InputError(
+                f"{where} gives '{name}', which is no tensor of the model; want the model and nothing else"
+            )
+        if name not in params:
+            raise InputError(f"{where} gives no '{name}'; want the complete model")
+    for name, values in params.items():
+        if not isinstance(values, Tensor) or tuple(values.shape) != net.shapes[name]:
+            raise InputError(f"{where} gives {_what(values)} as '{name}'; want a tensor {net.shapes[name]}")
+
+
 def check_phases(method: Method, phases: Sequence[Phase], parts: Collection[str]) -> None:
-    """Raise `InputError` if the loss of a phase would have the name of another or of a part of the loss.
+    """Raise `InputError` for no phases, and if the loss of one would have the name of another or of a part of the loss.
 
     One phase alone has no loss of its own.
     """
     where = f"{type(method).__name__}.phases"
+    if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
+        raise InputError(f"{where} gives {_what(phases)}; want a list of Phase(name, epochs)")
+    for phase in phases:
+        if not isinstance(phase.epochs, int) or phase.epochs < 0:
+            raise InputError(f"{where} gives phase '{phase.name}' {phase.epochs!r} epochs; want a whole number from 0")
     for number, phase in enumerate(phases) if len(phases) > 1 else ():
         _check_name(where, "phase", phase.name)
         if phase.name in [earlier.name for earlier in phases[:number]]:

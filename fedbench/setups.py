@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedbench import evaluation, keys
-from fedbench.contract import check_phases, is_own
+from fedbench.contract import check_phases, check_sent, check_start, is_own
 from fedbench.engines import Engine, Probe, choice
 from fedbench.engines.choice import EngineName
 from fedbench.errors import InputError
@@ -162,8 +162,11 @@ def _begun_with(method: Method, net: Net, clients: int) -> tuple[Params, Message
 
 def _said(method: Method, net: Net, initial: Params, server: Message, data: Samples, clients: int) -> FloatTable:
     """Return the metrics of three clients who all have the first sample of `data`, before round 1."""
-    down = Wire(clients, frozenset(net.buffers)).carry_one("evaluation", 0, method.send(server, 0))
+    message = method.send(server, 0)
+    check_sent(method, net, message)
+    down = Wire(clients, frozenset(net.buffers)).carry_one("evaluation", 0, message)
     params = method.start(net, method.init_client(net, initial), down)
+    check_start(method, net, params)
     # Several times, so that shapes tell: neither once nor as often as there are classes.
     index = torch.zeros(3 if data.classes == 2 else 2, dtype=torch.int64, device=data.x.device)
     examples = evaluation.examine(method, net, params, down, data, index, data.own[0])

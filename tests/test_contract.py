@@ -41,8 +41,12 @@ class Gives(Plain):
         return given
 
     def phases(self, net: Net, epochs: int) -> Sequence[Phase]:
-        names = {"phase": ["first", "part"], "twins": ["first", "second", "first"]}.get(self.what)
-        return [Phase(name, 1) for name in names] if names else super().phases(net, epochs)
+        return PHASES.get(self.what, [Phase("all", epochs)])
+
+    def start(self, net: Net, kept: Params, down: Message) -> Params:
+        made: Gift = STARTS.get(self.what, lambda params: params)
+        given: Params = made(super().start(net, kept, down))
+        return given
 
     def summaries(self, examples: Sequence[Any]) -> dict[str, list[float]]:
         made: Gift = SUMMARIES.get(self.what, lambda count: {})
@@ -50,6 +54,18 @@ class Gives(Plain):
         return given
 
 
+PHASES: dict[str, Sequence[Phase]] = {
+    "phase": [Phase("first", 1), Phase("part", 1)],
+    "twins": [Phase("first", 1), Phase("second", 1), Phase("first", 1)],
+    "one phase": Phase("all", 1),  # type: ignore[dict-item]  # which is what is wrong
+    "half an epoch": [Phase("all", 1.5)],  # type: ignore[arg-type]  # which is what is wrong
+}
+STARTS: dict[str, Gift] = {
+    "more than the model": lambda params: {**params, "control": torch.zeros(3)},
+    "half a model": lambda params: {name: t for name, t in params.items() if not name.startswith("head.")},
+    "other shapes": lambda params: {name: t[:1] for name, t in params.items()},
+    "no model": list,
+}
 SCORES: dict[str, Gift] = {
     "no score": lambda z: {},
     "tensor": lambda z: z,
@@ -104,6 +120,12 @@ REFUSED = {
     "slash part": "loss names a part 'a/b'",
     "phase": "phases names a phase 'part', as loss does one of its parts",
     "twins": "phases names two phases 'first'; want a name for each",
+    "one phase": "phases gives a Phase; want a list of Phase(name, epochs)",
+    "half an epoch": "phases gives phase 'all' 1.5 epochs; want a whole number from 0",
+    "more than the model": "start gives 'control', which is no tensor of the model; want the model and nothing else",
+    "half a model": "start gives no 'head.",
+    "other shapes": "start gives float32 (1, 6) as 'body.",
+    "no model": "start gives a list; want the model's tensors by their names",
     "list": "summaries gives a list; want a dict of lists by name",
     "one value": "summaries gives values of shape (1,) under 'foo' for 3 clients; want one for each",
     "words": "summaries gives a list under 'foo'; want a number for each client",
@@ -120,6 +142,19 @@ def test_what_a_method_must_not_give_is_refused_before_any_training(what: str) -
     with pytest.raises(InputError, match=f"^{re.escape(f'Gives.{REFUSED[what]}')}") as caught:
         simulate(Gives(what), plain_mlp, blobs(), probe=lambda *_: pytest.fail("it trains"))
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_to_stay_with_each_client_is_not_sent() -> None:
+    @dataclass(frozen=True)
+    class Sends(Plain):
+        def init_server(self, net: Net, initial: Params, clients: int, seed: int) -> Message:
+            return dict(initial)
+
+    settings: dict[str, Any] = {"classes": CLASSES, "rounds": 1, "last_batch": "drop_single"}
+    simulate(Sends(), convolutional, _images(), **settings)
+    simulate(Plain(), convolutional, _images(), batch_norm="local", **settings)
+    with pytest.raises(InputError, match=r"^Sends\.send gives '\S*running_mean', which is to stay with each client"):
+        simulate(Sends(), convolutional, _images(), batch_norm="local", **settings)
 
 
 def test_it_is_said_of_the_suite_and_the_row(fedbench: Run, tiny: Tiny) -> None:
