@@ -31,7 +31,7 @@ def checked_training(training: Training | None, settings: Mapping[str, Any]) -> 
     """Return the settings with some replaced; InputError if one is wrong, or of another optimiser."""
     if not isinstance(training, Training | None):
         raise InputError(f"training: {training!r}; want fedbench.settings.Training(rounds=10, ...), or such keywords")
-    plain = {name: asdict(value) if isinstance(value, Optimizer) else value for name, value in settings.items()}
+    plain = {name: _plain(name, asdict(v) if isinstance(v, Optimizer) else v) for name, v in settings.items()}
     made = make(Training, {**asdict(training or Training()), **plain}, "simulate")
     given = settings.get("optimizer", made.optimizer)
     if isinstance(given, Optimizer):  # which does not say what was given, and what is the default
@@ -103,6 +103,17 @@ def checked_device(device: str, where: str = "device") -> torch.device:
         found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         found += ["mps"] * torch.backends.mps.is_available()
         raise InputError(f"{where} {device}: not on this machine, which has {', '.join(found)}") from None
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a setting with Python's numbers in the place of numpy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}.{key}", inner) for key, inner in value.items()}
+    if not isinstance(value, str | int | float | bool | None):
+        raise InputError(f"simulate.{name}: {_brief(value)}; want a number, text, or a mapping of such")
+    return value
 
 
 def _is_list(value: object) -> bool:

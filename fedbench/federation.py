@@ -172,6 +172,7 @@ def simulate(
     arguments.check_method(method)
     training = arguments.checked_training(training, settings)
     arguments.check_numbers(seed, classes, threads)
+    seed, threads = int(seed), int(threads)  # of numpy's numbers no keys can be derived
     arguments.check_engine(engine)
     data = samples.from_clients(clients, classes, getattr(torch, training.dtype), arguments.checked_device(device))
     if isinstance(model, nn.Module):

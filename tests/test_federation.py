@@ -565,7 +565,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"classes": "4"}, "classes: '4'; want a whole number from 1"),
     ({"rounds": -1}, "simulate.rounds: should be greater than or equal to 1, not -1"),
     ({"rounds": "3"}, 'simulate.rounds: should be a whole number, not "3"'),
-    ({"rounds": np.int64(3)}, "simulate: want plain numbers, text, lists and mappings"),
+    ({"rounds": np.int64(-1)}, "simulate.rounds: should be greater than or equal to 1, not -1"),
+    ({"rounds": torch.tensor(3)}, "simulate.rounds: tensor(3); want a number, text, or a mapping of such"),
+    ({"dtype": torch.float64}, "simulate.dtype: torch.float64; want a number, text, or a mapping of such"),
     ({"training": {"rounds": 3}}, "training: {'rounds': 3}; want fedbench.settings.Training"),
     ({"participants": 3}, "participants: 3 for 1 rounds"),
     ({"participants": [3]}, "participants: round 1 has 3; want different clients from 0 to 3"),
@@ -579,6 +581,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("settings", "said"), WRONG, ids=[said for _, said in WRONG])
 def test_arguments_of_other_types_are_refused(settings: dict[str, Any], said: str) -> None:
     assert said in refused(FedAvg(), plain_mlp, blobs(), **{"rounds": 1, **settings})
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    plain = simulate(FedAvg(), plain_mlp, blobs(), seed=3, rounds=2, batch_size=5, optimizer={"lr": 0.25})
+    given: dict[str, Any] = {"rounds": np.int64(2), "batch_size": np.int32(5), "optimizer": {"lr": np.float32(0.25)}}
+    assert_same_results(plain, simulate(FedAvg(), plain_mlp, blobs(), seed=np.int64(3), **given))  # type: ignore[arg-type]
 
 
 def test_wrong_models_are_refused() -> None:
