@@ -99,6 +99,8 @@ def _load(kind: Kind, spec: str, base: Path | None) -> type[Any]:
             raise InputError(f"{word}: registered more than once, as {' and '.join(sorted(found))}")
         (value,) = found
     place, _, name = value.rpartition(":")
+    if not place.endswith(".py") and (place.startswith(".") or "/" in place):
+        raise InputError(f"{word}: '{place}' is no module; a class in a file is written '{place}.py:{name}'")
     module = _import_file(_file(place, base), word) if place.endswith(".py") else _import_package(place, word)
     cls = getattr(module, name, None)
     if not isinstance(cls, type):

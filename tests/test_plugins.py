@@ -209,6 +209,7 @@ def test_an_option_called_name_is_refused(kind: plugins.Kind, option: str, tmp_p
 def test_wrong_specs(tmp_path: Path) -> None:
     write(tmp_path, METHOD)
     for spec, line in {
+        "./mine:Mine": "method './mine:Mine': './mine' is no module; a class in a file is written './mine.py:Mine'",
         "./mine.py": "method './mine.py': name the class too, as in './mine.py:Mine'",
         "./nine.py:Mine": f"plugin file {tmp_path}/nine.py: No such file or directory",
         "no_such_package.a:B": "method 'no_such_package.a:B' cannot be imported: ModuleNotFoundError: No module named",
