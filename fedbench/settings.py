@@ -40,8 +40,11 @@ class Optimizer:
 
 
 def check_optimizer(name: str, given: Mapping[str, Any], where: str) -> None:
-    """Raise InputError, beginning with `where`, for a setting that was given and that the optimiser does not have."""
-    for setting in LACKS[name]:
+    """Raise InputError, beginning with `where`, for a setting that was given and that the optimiser does not have.
+
+    Says nothing of a name that no optimiser has, which is refused with the other settings.
+    """
+    for setting in LACKS.get(name, ()):
         if setting in given:
             value = str(given[setting]).lower()
             raise InputError(f"{where}.{setting}: {value} is for sgd, {name} has none; leave it out, or take name: sgd")

@@ -259,6 +259,11 @@ def test_a_partition_read_from_a_file_is_known_by_its_content(expand: Expand, tm
         ("channels: 3", "channels: 0", ": mixed.1.channels: should be greater than or equal to 1, not 0"),
         ("seeds: [0]", "grid: {methods.fedprox.mu: [1]}", ": grid: cannot vary 'methods.fedprox.mu', only dataset, "),
         ("seeds: [0]", "grid: {partition.m: [1]}", ": partition: unknown key 'm'; "),
+        (
+            "seeds: [0]",
+            "grid: {training.optimizer: [{name: adm}]}",
+            ": methods.local.training.optimizer.name: should be 'sgd' or 'adam', not \"adm\"",
+        ),
         ("{mu: 1,", "{grid: {models: [mixed]},", ": methods.fedprox.grid: cannot vary 'models', only hyperparameters"),
         ("{mu: 1,", "{grid: {nu: [1]},", ": methods.fedprox: unknown key 'nu'; known: mu, weights"),
         (
