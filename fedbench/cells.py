@@ -469,7 +469,7 @@ class _Maker:
         for name in (part.get("tune") or {}).get("params", {}):
             if name in self.found:
                 continue
-            if name.rpartition(".")[2] in itertools.chain(*LACKS.values()):
+            if name.removeprefix("training.").removeprefix("optimizer.") in itertools.chain(*LACKS.values()):
                 raise InputError(f"{where}: tune.params.{name}: is a setting that no row's optimiser has; leave it out")
             raise InputError(f"{where}: tune.params: {unknown('setting', name, self.tunable)}")
 
@@ -529,8 +529,9 @@ class _Maker:
         """Return a row's part of the recipe with how its values are chosen."""
         name = row["method"]["name"]
         method = plugins.load("methods", self.specs.get(name, name), self.suite.base, place)
-        self.tunable.update(space.names(row))
-        self.found.update(name for name in tune.params if space.find(name, row))
+        known = space.places(tune, row, varied)
+        self.tunable.update(map(space.short, known), ["lr"])
+        self.found.update(name for name in tune.params if space.find(name, known))
         fixed, searched = space.span(tune, method, row, varied, place)
         how = tune.model_dump(exclude={"params"})
         return {**fixed, "tuning": {**how, "trials": space.trials(tune, searched), "space": searched}}

@@ -22,6 +22,7 @@ Values = Mapping[str, Any]
 """Place of a setting -> its value."""
 
 _RATE = "training.optimizer.lr"
+_OPTIMIZER = "training.optimizer.name"
 _RATES = {"sgd": (1e-3, 0.3), "adam": (1e-4, 0.1)}
 _POINTS = 5  # of a range on a grid
 
@@ -147,8 +148,9 @@ def span(
     """
     fixed: dict[str, Any] = {}
     space = {place: mark for place, mark in _marks(method, row) if not _covered(place, varied)}
+    known = places(tune, row, varied)
     for name, said in tune.params.items():
-        place = find(name, row)
+        place = find(name, known)
         if place is None or _covered(place, varied):
             continue
         mark = space.pop(place, {})
@@ -172,26 +174,28 @@ def trials(tune: Tune, space: Mapping[str, Any]) -> int:
     return min(tune.trials, points)
 
 
-def find(name: str, row: Mapping[str, Any]) -> str | None:
-    """Return the place that a name in `params` means in a row: a hyperparameter, or else a setting of the training."""
-    if name in row["method"]["options"]:
-        return f"method.{name}"
-    settings = _settings(row)
-    if (full := f"training.{name.removeprefix('training.')}") in settings:
-        return full
-    meant = [place for place in settings if place.endswith(f".{name}")]
+def places(tune: Tune, row: Mapping[str, Any], varied: Collection[str]) -> list[str]:
+    """Return the places that `params` may name in a row.
+
+    Settings are left out that the row's optimiser does not have, nor any that `tune` gives it instead.
+    """
+    found = [*(f"method.{name}" for name in row["method"]["options"]), *_leaves(row["training"], "training")]
+    optimizers = [at(row, _OPTIMIZER)]
+    for name, said in tune.params.items():
+        if said is not None and find(name, found) == _OPTIMIZER and not _covered(_OPTIMIZER, varied):
+            optimizers = said if isinstance(said, list) else [said]
+    lacking = set.intersection(*(set(LACKS.get(str(name), ())) for name in optimizers))
+    left_out = {f"training.optimizer.{setting}" for setting in lacking}
+    return [place for place in found if place not in left_out]
+
+
+def find(name: str, known: Collection[str]) -> str | None:
+    """Return the place that a name in `params` means: a hyperparameter, or else a setting of the training."""
+    for full in (f"method.{name}", f"training.{name.removeprefix('training.')}"):
+        if full in known:
+            return full
+    meant = [place for place in known if place.startswith("training.") and place.endswith(f".{name}")]
     return meant[0] if len(meant) == 1 else None
-
-
-def names(row: Mapping[str, Any]) -> list[str]:
-    """Return everything that `params` may name in a row."""
-    return [*row["method"]["options"], *map(short, _settings(row)), "lr"]
-
-
-def _settings(row: Mapping[str, Any]) -> list[str]:
-    """Return the places of the training's settings, but not of those that the row's optimiser does not have."""
-    lacking = {f"training.optimizer.{name}" for name in LACKS[row["training"]["optimizer"]["name"]]}
-    return [place for place in _leaves(row["training"], "training") if place not in lacking]
 
 
 class _Setting:

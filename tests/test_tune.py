@@ -175,6 +175,14 @@ def test_marks_and_the_learning_rate_are_searched_and_the_suite_narrows_or_fixes
         ({"params": {"lr": {"low": 1}}}, "tune.params: lr.high should be a number; a range is written"),
         ({"params": {"lr": {"min": 1}}}, "tune.params: lr: unknown key 'min'"),
         ({"params": {"lamm": 1}}, "tune.params: unknown setting 'lamm'; did you mean 'lam'?"),
+        (
+            {"params": {"optimzer.momentum": 1}},
+            "tune.params: unknown setting 'optimzer.momentum'; did you mean 'optimizer.momentum'?",
+        ),
+        (
+            {"params": {"optimizer.name": ["sgd", "adm"], "momentum": 0.1}},
+            "tune.params.optimizer.name: should be 'sgd' or 'adam', not \"adm\"",
+        ),
         ({"params": {"lr": {"low": 0, "high": 1}}}, "tune.params.optimizer.lr: should be greater than 0, not 0"),
         ({"params": {"lam": {"low": 0, "high": 1}}}, "tune.params.lam: low should be above 0 on a log scale, not 0"),
         ({"params": {"lam": [-1]}}, "tune.params.lam: should be greater than or equal to 0, not -1"),
@@ -199,6 +207,24 @@ def test_a_setting_that_the_optimiser_does_not_have_is_not_searched(tunable: Tin
     tunable.change(training=adam, tune={"params": {"optimizer.momentum": [0.1, 0.9]}})
     with pytest.raises(InputError, match="is a setting that no row's optimiser has"):
         tunable.cells()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "searched"),
+    [
+        ("adam", ["sgd", "adam"], True),
+        ("adam", "sgd", True),
+        ("sgd", "adam", False),
+        ("sgd", ["adam"], False),
+        ("sgd", None, True),
+    ],
+)
+def test_what_an_optimiser_has_depends_on_which_the_tuning_gives(rows: str, said: Any, searched: bool) -> None:
+    made = row(FedRep, optimizer={"name": rows})
+    params = Tune(params={"momentum": [0.1, 0.9], "optimizer.name": said})
+    assert ("training.optimizer.momentum" in space.span(params, FedRep, made, (), "")[1]) is searched
+    varied = space.span(params, FedRep, made, ["training.optimizer.name"], "")[1]  # by a grid, so tuning gives none
+    assert ("training.optimizer.momentum" in varied) is (rows == "sgd")
 
 
 def test_what_a_grid_varies_is_not_searched(tunable: Tiny) -> None:
