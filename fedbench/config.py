@@ -519,6 +519,9 @@ def _set(data: dict[str, Any], key: str, value: Any, where: str) -> None:
             if _has(holder, path):
                 _put(holder, path, value)
             _drop_axes(holder, path, where)
+        if place[0] == "grid" and part is not data:
+            for axis in place[1:] or (value if isinstance(value, dict) else ()):
+                _drop(part, axis.split("."))
 
 
 def _write_out(data: dict[str, Any]) -> None:
@@ -577,6 +580,13 @@ def _put(data: dict[str, Any], place: Sequence[str], value: Any) -> None:
         inner = data.get(part)
         data[part] = data = {} if not isinstance(inner, dict) else inner
     data[place[-1]] = value
+
+
+def _drop(data: dict[str, Any], place: Sequence[str]) -> None:
+    if _has(data, place):
+        for part in place[:-1]:
+            data = data[part]
+        del data[place[-1]]
 
 
 def _drop_axes(part: dict[str, Any], place: Sequence[str], where: str) -> None:

@@ -327,6 +327,16 @@ def test_hyperparameters_and_grids_are_set(load: Callable[[str], config.Suite]) 
     assert set(second["methods"]) == {"local", "fedavg"}
 
 
+@pytest.mark.parametrize("asked", ["grid.training.epochs=[1, 2]", "grid={training.epochs: [1, 2]}"])
+def test_a_grid_that_is_set_holds_where_an_experiment_said_something_else(
+    asked: str, load: Callable[[str], config.Suite]
+) -> None:
+    suite = load("experiments: [{training: {epochs: 3, rounds: 4}}, {partition: iid}, {grid: {training.epochs: [7]}}]")
+    found = parts(config.override(suite, [asked]))
+    assert [part["grid"] for part in found] == [{"training.epochs": [1, 2]}] * 3
+    assert found[0]["training"] == {"rounds": 4}
+
+
 def test_rows_of_a_list_are_set(load: Callable[[str], config.Suite]) -> None:
     ((_, part),) = config.override(load("methods: [local, './mine.py:Mine']"), ["methods.Mine.mu=3"]).parts()
     assert part["methods"] == {"local": {"method": "local"}, "Mine": {"method": "./mine.py:Mine", "mu": 3}}
