@@ -11,6 +11,7 @@ import yaml
 from fedbench import plugins
 from fedbench.cells import Cell
 from fedbench.config import Suite
+from fedbench.settings import LACKS
 
 _SHARED = ("dataset", "model", "mixed", "partition", "partition_seeds", "training")
 
@@ -55,25 +56,34 @@ def _experiment(group: Sequence[Cell], base: Path, folder: Path) -> dict[str, An
     partition = {"name": recipe["partition"]["name"], **recipe["partition"]["options"]}
     if partition.get("path") is not None:
         partition["path"] = _moved(partition["path"], base, folder)
+    training = _training(group[0])
     return {
         "dataset": _named("datasets", group[0], recipe["dataset"], base, folder),
         **({"model": models[0]} if len(models) == 1 else {"mixed": models}),
         "partition": partition,
         "partition_seeds": [recipe["partition"]["seed"]],
-        "training": recipe["training"],
-        "methods": {cell.label.replace(",", ";"): _row(cell, recipe["training"], base, folder) for cell in group},
+        "training": training,
+        "methods": {cell.label.replace(",", ";"): _row(cell, training, base, folder) for cell in group},
     }
 
 
 def _row(cell: Cell, training: Mapping[str, Any], base: Path, folder: Path) -> dict[str, Any]:
     named = _named("methods", cell, cell.recipe["method"], base, folder)
-    own = _difference(cell.recipe["training"], training)
+    own = _difference(_training(cell), training)
     return {
         "method": named.pop("name"),
         **({"models": "mixed"} if len(cell.recipe["models"]) > 1 else {}),
         **({"training": own} if own else {}),
         **named,
     }
+
+
+def _training(cell: Cell) -> dict[str, Any]:
+    """Return a cell's settings without those that its optimiser does not have, which a suite may not say."""
+    training = cell.recipe["training"]
+    optimizer: Mapping[str, Any] = training["optimizer"]
+    said = {name: value for name, value in optimizer.items() if name not in LACKS[optimizer["name"]]}
+    return {**training, "optimizer": said}
 
 
 def _named(kind: plugins.Kind, cell: Cell, recipe: Mapping[str, Any], base: Path, folder: Path) -> dict[str, Any]:
@@ -96,12 +106,12 @@ def _moved(path: str, base: Path, folder: Path) -> str:
 
 
 def _difference(values: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what has to be laid over some plain values to get others with the same keys."""
+    """Return what has to be laid over some plain values to get others."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             if inner := _difference(value, under[name]):
                 found[name] = inner
-        elif value != under[name]:
+        elif name not in under or value != under[name]:
             found[name] = value
     return found

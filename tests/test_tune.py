@@ -20,7 +20,7 @@ import pytest
 from conftest import Run, Tiny
 from optuna.trial import TrialState
 
-from fedbench import cells, config, federation, space, studies, tune
+from fedbench import cells, config, export, federation, space, studies, tune
 from fedbench.cells import draw_partition, expand, fingerprints
 from fedbench.errors import InputError
 from fedbench.executors import EXECUTORS, Executor, Job, Judge, OnRound, Setting, inline, load_arrays, mild, processes
@@ -620,6 +620,18 @@ def test_tune_leaves_cells_alone_and_exports_a_suite_that_runs(fedbench: Run, tu
     assert "6 cells, 6 to run" in out
     code, out, err = fedbench("tune", str(tunable.file), *arguments)
     assert (code, "trials to run" in out, err) == (0, False, "")
+
+
+def test_an_exported_suite_says_nothing_that_an_optimiser_does_not_have(tunable: Tiny) -> None:
+    adam = {"method": "fedavg", "training": {"optimizer": {"name": "adam"}}}
+    for rows in ({"first": adam, "fedproto": {}}, {"fedproto": {}, "last": adam}):
+        tunable.change(methods=rows)
+        suite = config.load(tunable.file)
+        settled = [cells.settle(cell, {"training.optimizer.lr": 0.25}) for cell in tunable.cells()]
+        tunable.file.with_name("chosen.yaml").write_text(export.dumps(suite, settled, suite.base, "chosen"))
+        exported = config.load(tunable.file.with_name("chosen.yaml"))
+        found = expand(exported, fingerprints(exported.base, tunable.data))
+        assert [(cell.label, cell.key) for cell in found] == [(cell.label, cell.key) for cell in settled]
 
 
 def test_only_takes_part_of_a_suite_and_trials_can_be_more_and_at_once(
