@@ -86,6 +86,12 @@ def check_start(method: Method, net: Net, params: object) -> None:
             raise InputError(f"{where} gives {_what(values)} as '{name}'; want a tensor {net.shapes[name]}")
 
 
+def check_valid(method: Method, valid: Tensor) -> None:
+    """Raise `InputError` if `loss` changed `valid` of its batch, which a client's steps share."""
+    if valid._version:
+        raise InputError(f"{type(method).__name__}.loss changes valid of its batch in place; want a new tensor")
+
+
 def check_phases(method: Method, phases: Sequence[Phase], parts: Collection[str]) -> None:
     """Raise `InputError` for no phases, and if the loss of one would have the name of another or of a part of the loss.
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.contract import check_loss, check_scores, checked_summaries, is_own
+from fedbench.contract import check_loss, check_scores, check_valid, checked_summaries, is_own
 from fedbench.method import Batch, Message, Method
 from fedbench.net import Net, Params
 from fedbench.samples import Samples
@@ -45,6 +45,7 @@ def examine(
             batch = Batch(net.laid_out(x), y, valid)
             for name, values in per_example(method, net, params, down, batch, own):
                 chunks.setdefault(name, []).append(values)
+            check_valid(method, valid)
     return {name: torch.cat(values).cpu().numpy() for name, values in chunks.items()}
 
 

@@ -173,6 +173,17 @@ def test_it_is_said_of_the_suite_and_the_row(fedbench: Run, tiny: Tiny) -> None:
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+def test_a_loss_that_changes_its_batch_is_refused_before_any_training(engine: Any) -> None:
+    @dataclass(frozen=True)
+    class Halves(Plain):
+        def loss(self, net: Net, params: Params, batch: Batch, down: Message) -> Loss:
+            return Loss(cross_entropy(net, params, batch)[0] * batch.valid.mul_(0.5), {})
+
+    with pytest.raises(InputError, match=r"^Halves\.loss changes valid of its batch in place; want a new tensor$"):
+        simulate(Halves(), plain_mlp, blobs(), engine=engine, probe=lambda *_: pytest.fail("it trains"))
+
+
 def test_two_classes_are_told_from_two_samples() -> None:
     @dataclass(frozen=True)
     class Turned(Plain):
