@@ -1,8 +1,9 @@
 """Cells of one kind computed as one program: the numbers of each alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from conftest import Run, Tiny
 from helpers import blobs, small_cnn
 from torch import Tensor
 
+from fedbench import engines
 from fedbench.averaging import average, client_weights
 from fedbench.cells import draw_partition, kind
-from fedbench.engines import Engine
+from fedbench.engines import Engine, together
 from fedbench.engines.choice import Chosen
 from fedbench.engines.together import play_together
+from fedbench.engines.vectorised import Vectorised
 from fedbench.executors import EXECUTORS, Job, Setting, inline, load_arrays
 from fedbench.federation import ClientArrays, Outcome, simulate
 from fedbench.method import Batch, Loss, Message, Method, cross_entropy, parameters
@@ -70,6 +73,30 @@ def test_each_gets_the_numbers_it_gets_alone(name: str, participation: float) ->
     plays = [lambda engine, case=case: run(case, engine, training) for case in CASES[name]]
     assert_equal(alone, play_together(plays, chosen))
     assert any(not np.array_equal(alone[0].metrics["train/loss"], o.metrics["train/loss"]) for o in alone[1:])
+
+
+def test_it_makes_no_difference_which_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_is_here = Event()
+    seeds: list[list[int]] = []
+    arrive, train = together._Meeting._compute_if_all_are_here, Vectorised.train_together
+
+    def arrived(meeting: together._Meeting) -> None:
+        second_is_here.set()
+        arrive(meeting)
+
+    def trained(engine: Vectorised, jobs: Sequence[engines.Job]) -> Iterator[dict[int, engines.Part]]:
+        seeds.append([job.seed for job in jobs])
+        return train(engine, jobs)
+
+    def first(engine: Engine) -> Outcome:
+        second_is_here.wait()
+        return run((FedAvg(), 0, 0.1, 0), engine, replace(TRAINING, rounds=1))
+
+    monkeypatch.setattr(together._Meeting, "_compute_if_all_are_here", arrived)
+    monkeypatch.setattr(Vectorised, "train_together", trained)
+    second = partial(run, (FedAvg(), 1, 0.1, 0), training=replace(TRAINING, rounds=1))
+    play_together([first, lambda engine: second(engine=engine)], Chosen(torch.device("cpu"), 1, measured=False))
+    assert seeds == [[0, 1]]
 
 
 def test_one_that_diverges_leaves_the_others_alone() -> None:

@@ -20,43 +20,55 @@ _log = logging.getLogger("fedbench")
 
 @final
 class Together(Engine):
-    """Waits until every federation has a job, and trains the clients of all of them at once.
+    """The engine of one federation (by its number) of those that meet; `chosen` computes."""
 
-    The federations run in lockstep, each in a thread of its own.  They must have the same models and settings, but for
-    seeds, samples, the numbers of the method, and the learning rate of SGD without weight decay.  `chosen` computes.
-    """
-
-    def __init__(self, chosen: Chosen, federations: int) -> None:
-        self.chosen, self._left = chosen, federations
-        self._turn = Condition()
-        self._jobs: list[Job] = []
-        self._done: dict[int, list[Part] | BaseException] = {}
-        self._stacks: bool | None = None
-        self._stopped = False
+    def __init__(self, meeting: "_Meeting", number: int) -> None:
+        self.chosen, self._meeting, self._number = meeting.chosen, meeting, number
 
     def train(self, job: Job) -> Iterator[Part]:
         """Yield the job's clients after all jobs of the round are computed; raises what computing them raised."""
-        with self._turn:
-            if self._stopped:
-                raise RuntimeError("interrupted")
-            self._jobs.append(job)
-            self._compute_if_all_are_here()
-            self._turn.wait_for(lambda: id(job) in self._done)
-            parts = self._done.pop(id(job))
-        if isinstance(parts, BaseException):
-            raise parts
-        yield from parts
+        yield from self._meeting.computed(self._number, job)
 
     def examine(self, job: Job, places: Sequence[int], model: Model, split: Sequence[Tensor]) -> dict[int, Examples]:
         """Return what the models of one federation answer."""
         return self.chosen.examine(job, places, model, split)
 
+
+class _Meeting:
+    """Waits until every federation has a job, and trains the clients of all of them at once.
+
+    The federations run in lockstep, each in a thread of its own.  They must have the same models and settings, but for
+    seeds, samples, the numbers of the method, and the learning rate of SGD without weight decay.  Jobs stand in the
+    order of the federations, whichever comes first: the order decides how numbers are rounded.
+    """
+
+    def __init__(self, chosen: Chosen, federations: int) -> None:
+        self.chosen, self._left = chosen, federations
+        self._turn = Condition()
+        self._jobs: dict[int, Job] = {}
+        self._done: dict[int, list[Part] | BaseException] = {}
+        self._stacks: bool | None = None
+        self._stopped = False
+
+    def computed(self, number: int, job: Job) -> list[Part]:
+        """Return what becomes of a federation's job, when all jobs of the round are computed."""
+        with self._turn:
+            if self._stopped:
+                raise RuntimeError("interrupted")
+            self._jobs[number] = job
+            self._compute_if_all_are_here()
+            self._turn.wait_for(lambda: number in self._done)
+            parts = self._done.pop(number)
+        if isinstance(parts, BaseException):
+            raise parts
+        return parts
+
     def stop(self) -> None:
         """End every federation when it comes with its next job."""
         with self._turn:
             self._stopped = True
-            self._done |= {id(job): RuntimeError("interrupted") for job in self._jobs}
-            self._jobs = []
+            self._done |= {number: RuntimeError("interrupted") for number in self._jobs}
+            self._jobs = {}
             self._turn.notify_all()
 
     def leave(self) -> None:
@@ -68,16 +80,15 @@ class Together(Engine):
     def _compute_if_all_are_here(self) -> None:
         if not self._jobs or len(self._jobs) < self._left:
             return
-        jobs, self._jobs = self._jobs, []
-        results: dict[int, list[Part] | BaseException] = {id(job): [] for job in jobs}
+        numbers = sorted(self._jobs)
+        jobs = [self._jobs.pop(number) for number in numbers]
+        gathered: dict[int, list[Part]] = {number: [] for number in numbers}
         try:
-            for number, part in self._parts(jobs):
-                gathered = results[id(jobs[number])]
-                assert isinstance(gathered, list)
-                gathered.append(part)
+            for place, part in self._parts(jobs):
+                gathered[numbers[place]].append(part)
+            self._done |= gathered
         except Exception as error:  # every federation of the round ends with it
-            results = dict.fromkeys(results, error)
-        self._done |= results
+            self._done |= dict.fromkeys(numbers, error)
         self._turn.notify_all()
 
     def _parts(self, jobs: list[Job]) -> Iterator[tuple[int, Part]]:
@@ -105,18 +116,18 @@ def _can_stack(jobs: Sequence[Job]) -> bool:
 
 
 def play_together(plays: Sequence[Callable[[Engine], T]], chosen: Chosen) -> list[T]:
-    """Return what each call gives, all in threads that share one `Together`."""
-    together = Together(chosen, len(plays))
+    """Return what each call gives, all in threads whose federations meet in every round."""
+    meeting = _Meeting(chosen, len(plays))
 
-    def play(one: Callable[[Engine], T]) -> T:
+    def play(number: int) -> T:
         try:
-            return one(together)
+            return plays[number](Together(meeting, number))
         finally:
-            together.leave()
+            meeting.leave()
 
     with ThreadPoolExecutor(len(plays)) as pool:
         try:
-            return list(pool.map(play, plays))
+            return list(pool.map(play, range(len(plays))))
         except BaseException:  # an interrupt: the pool waits for the round under way, no longer
-            together.stop()
+            meeting.stop()
             raise
