@@ -466,7 +466,7 @@ def _reading(metric: str, beside: _Beside, blocks: Sequence[Block]) -> tuple[str
         f"a ± b: mean and standard deviation of {metric} over clients, every client counting the same, in the last "
         "evaluated round (never the best one), averaged over the pairs of partition seed and run seed.",
         "± seeds: standard deviation of that mean from pair to pair; blank for a single pair.",
-        f"pooled: mean over samples instead of clients; worst client: the {worst} of all.",
+        f"pooled: mean over samples instead of clients; worst client: the {worst} of all, averaged as the mean is.",
         "up ×10³: scalars that all clients together upload per round, in thousands; client-steps: optimiser steps of "
         "all clients in all rounds; seconds: of the whole run.",
         f"{FLAG}: not better than the control, where everybody trains alone.",
