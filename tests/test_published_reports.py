@@ -11,14 +11,11 @@ from fedbench import results_csv
 from fedbench.cli import app
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
-TABLE1 = REPORTS / "table1-mnist"
-
-
 FOLDERS = sorted(path.parent for path in REPORTS.glob("*/results.csv"))
 
 
 def test_there_are_reports() -> None:
-    assert TABLE1 in FOLDERS
+    assert {"table1-mnist", "table2", "fig2", "fig3", "fig4"} == {folder.name for folder in FOLDERS}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
@@ -38,9 +35,10 @@ def _without_figures(file: Path) -> str:
     return re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) if file.suffix == ".html" else text
 
 
-def test_the_findings_on_table_1_have_the_numbers_of_the_report() -> None:
-    measured = _measured()
-    page = (TABLE1 / "findings.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["table1-mnist", "table2"])
+def test_the_findings_on_tables_have_the_numbers_of_the_reports(name: str) -> None:
+    measured = _measured(REPORTS / name)
+    page = (REPORTS / name / "findings.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\S+) \| (.* ± .*) \|$", page, flags=re.MULTILINE)
     first, own = rows[:8], rows[-8:]
     assert {label for label, _ in first} == {label for label, _ in own} == {label for label, _, _ in measured}
@@ -78,7 +76,7 @@ def test_the_findings_on_figures_have_the_numbers_of_the_reports(
         assert cells.split(" | ") == found, label
 
 
-def _measured(folder: Path = TABLE1, fact: str = "n") -> dict[tuple[str, int, str], str]:
+def _measured(folder: Path, fact: str = "n") -> dict[tuple[str, int, str], str]:
     """Return mean ± deviation over clients, averaged over seeds, by row, the value of a fact, and metric."""
     found: dict[tuple[str, int, str], list[tuple[np.floating, np.floating]]] = {}
     results, _, _ = results_csv.load(folder / "results.csv")
