@@ -1,6 +1,7 @@
 """`fedbench run` and `fedbench tune`: cells and trials are run, stored and logged as they come."""
 
 import itertools
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -260,6 +261,7 @@ def _log(
     plan: Plan, cells: "Sequence[Cell]", tracker: "Tracker | None", say: Callable[[str], None]
 ) -> "Tracker | None":
     """Log those of the cells that are done and not logged; after a failure there is no tracker any more."""
+    from fedbench.store import damage_of
     from fedbench.tracking import TrackingError
 
     for cell in cells:
@@ -267,7 +269,9 @@ def _log(
             if tracker and plan.store.has(cell) and tracker.lacks(cell):
                 tracker.log(cell, plan.title(cell))
         except TrackingError as error:
-            say(f"{error}; the results are kept, and the next run logs them")
+            damaged = damage_of(plan.out / "mlflow.db")
+            first = f" after `fedbench repair {shlex.quote(str(plan.store.root))}`" if damaged else ""
+            say(f"{error}; the results are kept, and the next run logs them{first}")
             return None
     return tracker
 

@@ -136,6 +136,22 @@ def test_repair_needs_something_to_repair(fedbench: Run, tiny: Tiny) -> None:
     assert (code, err) == (2, "fedbench: runs/tiny: no such folder; nothing of this suite has been run there\n")
 
 
+def test_a_damaged_mlflow_database_costs_a_line_that_names_the_command(
+    fedbench: Run, tiny: Tiny, one_done: dict[str, bytes]
+) -> None:
+    (tiny.out / "mlflow.db").write_bytes(b"no database" * 1000)
+    code, out, err = fedbench(*run(tiny, "--only", "method=local", tracked=True))
+    assert (code, err) == (0, "")
+    said = re.search(
+        r"^MLflow at .*not a database.*the next run logs them after `fedbench (repair \S+)`$", out, re.MULTILINE
+    )
+    assert said
+    assert fedbench(*said[1].split())[0] == 0
+    again = process(tiny, run(tiny, "--only", "method=local", tracked=True))  # MLflow keeps what it opened
+    out, err = again.communicate(timeout=120)
+    assert (again.returncode, err, "could not take" in out) == (0, "", False)
+
+
 def test_a_locked_mlflow_database_costs_a_line(fedbench: Run, tiny: Tiny, one_done: dict[str, bytes]) -> None:
     assert fedbench(*run(tiny, "--only", "method=local", tracked=True))[0] == 0
     with closing(sqlite3.connect(tiny.out / "mlflow.db")) as other:
