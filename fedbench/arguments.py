@@ -31,8 +31,8 @@ def checked_training(training: Training | None, settings: Mapping[str, Any]) -> 
     """Return the settings with some replaced; InputError if one is wrong, or of another optimiser."""
     if not isinstance(training, Training | None):
         raise InputError(f"training: {training!r}; want fedbench.settings.Training(rounds=10, ...), or such keywords")
-    plain = {name: _plain(name, asdict(v) if isinstance(v, Optimizer) else v) for name, v in settings.items()}
-    made = make(Training, {**asdict(training or Training()), **plain}, "simulate")
+    values = {**asdict(training or Training()), **settings}
+    made = make(Training, {name: _plain(name, value) for name, value in values.items()}, "simulate")
     given = settings.get("optimizer", made.optimizer)
     if isinstance(given, Optimizer):  # which does not say what was given, and what is the default
         given = {name: value for name, value in asdict(given).items() if value != getattr(Optimizer, name)}
@@ -106,9 +106,11 @@ def checked_device(device: str, where: str = "device") -> torch.device:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a setting with Python's numbers in the place of numpy's."""
+    """Return a setting as a suite would have it: mappings, and Python's numbers in the place of numpy's."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Optimizer):
+        return _plain(name, asdict(value))
     if isinstance(value, Mapping):
         return {key: _plain(f"{name}.{key}", inner) for key, inner in value.items()}
     if not isinstance(value, str | int | float | bool | None):

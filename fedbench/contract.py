@@ -93,15 +93,15 @@ def check_valid(method: Method, valid: Tensor) -> None:
 
 
 def check_phases(method: Method, phases: Sequence[Phase], parts: Collection[str]) -> None:
-    """Raise `InputError` for no phases, and if the loss of one would have the name of another or of a part of the loss.
+    """Raise `InputError` for what is no list of phases, and for losses of phases that would have no name of their own.
 
-    One phase alone has no loss of its own.
+    One phase alone has no loss.
     """
     where = f"{type(method).__name__}.phases"
     if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
         raise InputError(f"{where} gives {_what(phases)}; want a list of Phase(name, epochs)")
     for phase in phases:
-        if not isinstance(phase.epochs, int) or phase.epochs < 0:
+        if not isinstance(phase.epochs, int | np.integer) or phase.epochs < 0:
             raise InputError(f"{where} gives phase '{phase.name}' {phase.epochs!r} epochs; want a whole number from 0")
     for number, phase in enumerate(phases) if len(phases) > 1 else ():
         _check_name(where, "phase", phase.name)

@@ -144,6 +144,17 @@ def test_what_a_method_must_not_give_is_refused_before_any_training(what: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_epochs_of_a_phase_may_be_a_number_of_numpy() -> None:
+    @dataclass(frozen=True)
+    class Twice(Plain):
+        def phases(self, net: Net, epochs: int) -> Sequence[Phase]:
+            return [Phase("all", np.int64(2))]  # type: ignore[arg-type]
+
+    assert simulate(Twice(), plain_mlp, blobs(), rounds=1).work["steps"].sum() == 2 * (
+        simulate(Plain(), plain_mlp, blobs(), rounds=1).work["steps"].sum()
+    )
+
+
 def test_what_is_to_stay_with_each_client_is_not_sent() -> None:
     @dataclass(frozen=True)
     class Sends(Plain):

@@ -587,6 +587,8 @@ def test_numbers_may_be_those_of_numpy() -> None:
     plain = simulate(FedAvg(), plain_mlp, blobs(), seed=3, rounds=2, batch_size=5, optimizer={"lr": 0.25})
     given: dict[str, Any] = {"rounds": np.int64(2), "batch_size": np.int32(5), "optimizer": {"lr": np.float32(0.25)}}
     assert_same_results(plain, simulate(FedAvg(), plain_mlp, blobs(), seed=np.int64(3), **given))  # type: ignore[arg-type]
+    given["optimizer"] = Optimizer(lr=np.float32(0.25))  # type: ignore[arg-type]
+    assert_same_results(plain, simulate(FedAvg(), plain_mlp, blobs(), training=Training(**given), seed=3))
 
 
 def test_wrong_models_are_refused() -> None:
