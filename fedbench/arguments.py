@@ -99,7 +99,7 @@ def checked_device(device: str, where: str = "device") -> torch.device:
     """Return a device; InputError, beginning with `where`, if torch does not know it or this machine has none."""
     try:
         return torch.zeros(1, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError):
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):
         found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         found += ["mps"] * torch.backends.mps.is_available()
         raise InputError(f"{where} {device}: not on this machine, which has {', '.join(found)}") from None

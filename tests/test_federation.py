@@ -557,6 +557,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"device": "cuda:99"}, "device cuda:99: not on this machine, which has cpu"),
     ({"device": None, "threads": 0}, "threads: 0; want a whole number from 1"),
     ({"device": 1.5}, "device 1.5: not on this machine"),
+    ({"device": "hpu"}, "device hpu: not on this machine"),  # for which torch asks for a package
     ({"threads": True}, "threads: True; want a whole number from 1"),
     ({"seed": -1}, "seed: -1; want a whole number from 0"),
     ({"seed": 0.5}, "seed: 0.5; want a whole number from 0"),
